@@ -1,0 +1,1 @@
+"""Pages, leases, handoff: sans-IO, no clock, no randomness, no logging."""
