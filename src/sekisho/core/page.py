@@ -26,7 +26,6 @@ from sekisho.core.errors import check
 HEADER_SIZE = 64
 MAGIC = 0x31504B53  # "SKP1"
 DIGEST_SIZE = 16
-NO_DIGEST = bytes(DIGEST_SIZE)
 
 HEADER = np.dtype(
     [
@@ -102,12 +101,6 @@ class PageLayout:
         return -(-token_count // self.page_size)
 
 
-def header_view(buffer: NDArray[np.uint8], layout: PageLayout, page_count: int) -> NDArray[np.void]:
-    """The headers inside a page-major ``buffer`` of uint8, shape (page_count,), writable."""
-    check(buffer.nbytes >= page_count * layout.page_bytes, "buffer is smaller than its pages")
-    return np.ndarray((page_count,), HEADER, buffer, strides=(layout.page_bytes,))
-
-
 def chain_root(scope: str, model: str) -> bytes:
     """Where the token digests of a scope start: unambiguous framing of scope and model.
 
@@ -120,7 +113,7 @@ def chain_root(scope: str, model: str) -> bytes:
     return hasher.digest()
 
 
-def chain_next(previous: bytes, tokens: Sequence[int]) -> bytes:
+def chain_next(previous: bytes, tokens: Sequence[int] | NDArray[np.uint32]) -> bytes:
     """Digest after one more page (or part of a page) that holds ``tokens`` (each 0..2**32-1)."""
     data = np.asarray(tokens, dtype="<u4").tobytes()
     return hashlib.blake2b(
@@ -131,3 +124,13 @@ def chain_next(previous: bytes, tokens: Sequence[int]) -> bytes:
 def payload_digest(payload: NDArray[np.uint8]) -> bytes:
     """16-byte BLAKE2b of the payload bytes of one page."""
     return hashlib.blake2b(payload.data, digest_size=DIGEST_SIZE, person=b"sekisho-kv").digest()
+
+
+def chain(root: bytes, tokens: Sequence[int], page_size: int) -> list[bytes]:
+    """Digest at the end of every page of ``tokens``, the last page perhaps in part."""
+    digests, digest = [], root
+    ids = np.asarray(tokens, dtype="<u4")
+    for start in range(0, len(ids), page_size):
+        digest = chain_next(digest, ids[start : start + page_size])
+        digests.append(digest)
+    return digests

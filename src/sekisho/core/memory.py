@@ -1,0 +1,71 @@
+"""The pages' memory as the core sees it: headers to compare, payloads to digest and scrub."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sekisho.core.errors import check
+from sekisho.core.page import HEADER_SIZE, MAGIC, PageLayout, payload_digest
+from sekisho.core.pool import Pages
+
+WORDS = HEADER_SIZE // 8
+"""A header as eight u64: magic and layout | incarnation | serial | ordinal and filled | token
+digest (2) | payload digest (2). Ordinal is the low half of its word, filled the high half."""
+ORDINAL_WORD = 3
+
+Words = NDArray[np.uint64]
+
+
+def make_headers(
+    layout: PageLayout,
+    incarnation: int,
+    serials: NDArray[np.uint64],
+    first_ordinal: int,
+    filled: NDArray[np.uint64],
+    digests: list[bytes],
+) -> Words:
+    """Headers [n, 8] of n consecutive ordinals; payload digests are left zero."""
+    count = len(digests)
+    check(len(serials) == count and len(filled) == count, "one serial and one filled a digest")
+    words = np.zeros((count, WORDS), np.uint64)
+    words[:, 0] = MAGIC | (layout.fingerprint << 32)
+    words[:, 1] = incarnation
+    words[:, 2] = serials
+    ordinals = np.arange(first_ordinal, first_ordinal + count, dtype=np.uint64)
+    words[:, ORDINAL_WORD] = ordinals | (filled << np.uint64(32))
+    words[:, 4:6] = np.frombuffer(b"".join(digests), "<u8").reshape(count, 2)
+    return words
+
+
+class PageMemory:
+    """A page-major buffer, uint8 [page_count * page_bytes], seen as headers and payloads."""
+
+    def __init__(self, buffer: NDArray[np.uint8], layout: PageLayout, page_count: int) -> None:
+        check(buffer.nbytes >= page_count * layout.page_bytes, "buffer is smaller than its pages")
+        self.layout = layout
+        self._buffer = buffer
+        self.words: Words = np.ndarray(
+            (page_count, WORDS), "<u8", buffer, strides=(layout.page_bytes, 8)
+        )
+
+    def payload(self, page: int) -> NDArray[np.uint8]:
+        """View of the payload bytes of one page."""
+        start = page * self.layout.page_bytes
+        return self._buffer[start + HEADER_SIZE : start + self.layout.page_bytes]
+
+    def blank(self, pages: Pages) -> None:
+        """Erase the headers, so that *never written* and *written by another* look different."""
+        self.words[pages] = 0
+
+    def scrub(self, pages: Pages) -> None:
+        """Erase headers and payloads (isolation ``strict``, when pages become free)."""
+        self.blank(pages)
+        for page in pages:
+            self.payload(int(page))[:] = 0
+
+    def digest_words(self, page: int) -> NDArray[np.uint64]:
+        """Payload digest of a page as it is now, u64 [2]."""
+        return np.frombuffer(payload_digest(self.payload(page)), "<u8")
+
+    def set_payload_digest(self, page: int) -> None:
+        """Write the digest of the payload into the header of the same page."""
+        self.words[page, 6:8] = self.digest_words(page)
