@@ -43,9 +43,14 @@ class PageMemory:
         check(buffer.nbytes >= page_count * layout.page_bytes, "buffer is smaller than its pages")
         self.layout = layout
         self._buffer = buffer
-        self.words: Words = np.ndarray(
-            (page_count, WORDS), "<u8", buffer, strides=(layout.page_bytes, 8)
-        )
+        strides = (layout.page_bytes,)
+        self.words: Words = np.ndarray((page_count, WORDS), "<u8", buffer, strides=(*strides, 8))
+        # The same headers as opaque items: gathered at once, several times faster than as words.
+        self._headers = np.ndarray((page_count,), f"V{HEADER_SIZE}", buffer, strides=strides)
+
+    def gather(self, pages: Pages) -> Words:
+        """A copy of the headers of ``pages``, u64 [n, 8]."""
+        return self._headers[pages].view("<u8").reshape(-1, WORDS)
 
     def payload(self, page: int) -> NDArray[np.uint8]:
         """View of the payload bytes of one page."""

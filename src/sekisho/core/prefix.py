@@ -45,14 +45,14 @@ class PrefixCache:
         """Hold the pages of ``digests`` (all cached) for a request of ``scope``.
 
         Returns:
-            page indices int32 [n] and the lease serials u64 [n] their headers carry; the caller
+            page indices intp [n] and the lease serials u64 [n] their headers carry; the caller
             drops them like its own.
 
         Raises:
             LocalOwnershipError: a page is of another scope; nothing is held.
         """
         found = [self._entries[digest] for digest in digests]
-        pages = np.array([page for page, _ in found], np.int32)
+        pages = np.array([page for page, _ in found], np.intp)
         serials = np.array([serial for _, serial in found], np.uint64)
         self._pool.hold(pages, serials, scope)
         self._touch(digests)
@@ -78,7 +78,7 @@ class PrefixCache:
                 chosen.append(digest)
         found = [self._entries.pop(digest) for digest in chosen]
         return self._pool.drop(
-            np.array([page for page, _ in found], np.int32),
+            np.array([page for page, _ in found], np.intp),
             np.array([serial for _, serial in found], np.uint64),
         )
 

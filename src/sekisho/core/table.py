@@ -12,6 +12,7 @@ consistent old tag.
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ from sekisho.core.page import HEADER, PageLayout, chain_next
 from sekisho.core.pool import Pages
 
 _FILLED_SHIFT = 32
+_Array = TypeVar("_Array", Pages, Words)
 
 
 class BlockTable:
@@ -30,7 +32,7 @@ class BlockTable:
 
     Attributes:
         length: token slots that are written, over all pages.
-        pages: int32 [entries], page indices. words: u64 [entries, 8], expected headers.
+        pages: intp [entries], page indices. words: u64 [entries, 8], expected headers.
     """
 
     def __init__(self, layout: PageLayout, request: int, lease: Lease, root: bytes) -> None:
@@ -42,7 +44,7 @@ class BlockTable:
         self._root = root
         self._tail: list[int] = []
         self._count = 0
-        self._pages = np.zeros(8, np.int32)
+        self._pages = np.zeros(8, np.intp)
         self._words: Words = np.zeros((8, 8), np.uint64)
 
     @property
@@ -158,7 +160,7 @@ class BlockTable:
         need = self._count + len(pages)
         if need > len(self._pages):
             room = max(need, 2 * len(self._pages))
-            self._pages = np.concatenate([self.pages, np.zeros(room - self._count, np.int32)])
+            self._pages = np.concatenate([self.pages, np.zeros(room - self._count, np.intp)])
             self._words = np.concatenate([self.words, np.zeros((room - self._count, 8), np.uint64)])
         self._pages[self._count : need] = pages
         self._words[self._count : need] = words
@@ -166,12 +168,12 @@ class BlockTable:
 
 
 def verify(
-    memory_words: Words, tables: Sequence[BlockTable], read: Sequence[Pages] | None = None
+    memory: PageMemory, tables: Sequence[BlockTable], read: Sequence[Pages] | None = None
 ) -> dict[int, tuple[Evidence, ...]]:
     """Compare every page of every table with what the table expects: one vectorised pass.
 
     Args:
-        memory_words: the pool's headers, u64 [page_count, 8].
+        memory: the pool's pages.
         tables: the tables of the batch.
         read: per table, the page indices that attention was really given (default: the table's).
 
@@ -180,10 +182,10 @@ def verify(
     """
     if not tables:
         return {}
-    pages = np.concatenate([table.pages for table in tables] if read is None else list(read))
-    expected = np.concatenate([table.words for table in tables])
+    pages = _join([table.pages for table in tables] if read is None else list(read))
+    expected = _join([table.words for table in tables])
     check(len(pages) == len(expected), "attention was given another number of pages")
-    found = memory_words[pages]
+    found = memory.gather(pages)
     if np.array_equal(found, expected):
         return {}
     wrong = (found != expected).any(axis=1)
@@ -196,6 +198,10 @@ def verify(
                 _evidence(table.request, int(pages[i]), expected[i], found[i]) for i in at
             )
     return evidence
+
+
+def _join(parts: list[_Array]) -> _Array:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _evidence(request: int, page: int, expected: Words, found: Words) -> Evidence:
