@@ -1,0 +1,304 @@
+"""Settings: flags over ``SEKISHO_…`` variables over a TOML file over defaults.
+
+A key that no setting has, in any of the three, refuses to start: a misspelt isolation or limit
+must not silently fall back to its default. Importing this module is cheap (no torch).
+"""
+
+import difflib
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+PREFIX = "SEKISHO_"
+DEFAULT_FILE = Path("sekisho.toml")
+DEMO_MODEL = "demo"
+DEMO_NAME = "SmolLM2-135M-Instruct"
+# Switches of the test suite, inherited by the processes that it starts.
+_NOT_SETTINGS = frozenset({"SEKISHO_REQUIRE_MOONCAKE"})
+_NODES_MAX = 64
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used. One line, fit for the user; never a password."""
+
+
+class Resolved(NamedTuple):
+    """A setting's value, fit to be shown, and the place that gave it."""
+
+    value: str | int
+    source: str
+
+
+def _whole(meaning: str, low: int, high: int, default: int) -> Any:
+    """A whole-number field; its limit is stated once, for the check and for the message."""
+    return Field(default, ge=low, le=high, description=f"{meaning}, {low} to {high}")
+
+
+class Settings(BaseModel):
+    """Everything that can be configured. Each description states the limit, once for the CLI's
+    help and for the error messages.
+
+    Sizes: ``page_size``, ``pool_tokens`` and ``chunk_tokens`` are in tokens; ``max_batch`` in
+    rows; ``queue_max`` in requests.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str = Field(DEMO_MODEL, description="a Hugging Face folder, or demo for the demo model")
+    served_model_name: str = Field(
+        default_factory=lambda data: _name_of(data["model"]),
+        description="the model's name in the API; by default the folder's name",
+    )
+    dtype: Literal["bfloat16", "float32"] = Field("bfloat16", description="bfloat16 or float32")
+    device: Literal["cpu", "cuda"] = Field("cpu", description="cpu or cuda")
+    isolation: Literal["strict", "standard", "off"] = Field(
+        "standard",
+        description="strict, standard or off (off is for measuring: the node is never ready)",
+    )
+    colocated: int = _whole("the number of nodes that prefill and decode", 0, _NODES_MAX, 0)
+    prefill: int = Field(
+        default_factory=lambda data: 0 if data["colocated"] else 1,
+        ge=0,
+        le=_NODES_MAX,
+        description=f"the number of prefill nodes, 0 to {_NODES_MAX}",
+    )
+    decode: int = Field(
+        default_factory=lambda data: 0 if data["colocated"] else 1,
+        ge=0,
+        le=_NODES_MAX,
+        description=f"the number of decode nodes, 0 to {_NODES_MAX}",
+    )
+    transport: Literal["auto", "mooncake", "memory"] = Field(
+        "auto", description="auto (mooncake where its libraries are), mooncake or memory"
+    )
+    mooncake_protocol: Literal["tcp", "rdma"] = Field("tcp", description="tcp or rdma")
+    mooncake_device: str = Field("", description="the RDMA device; empty: Mooncake chooses")
+    host: str = Field("127.0.0.1", description="the address the gateway binds")
+    port: int = _whole("the TCP port of the gateway (0: any free one)", 0, 65535, 8000)
+    page_size: int = Field(
+        16,
+        ge=16,
+        le=1024,
+        multiple_of=16,
+        description="tokens in a page, a multiple of 16 from 16 to 1024",
+    )
+    pool_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        "auto",
+        description="tokens that a node's pool holds, at least one page, or auto (free memory)",
+    )
+    max_batch: int = _whole("the most requests a decode node runs at once", 1, 1024, 32)
+    chunk_tokens: int = _whole("the most tokens prefilled in one pass", 1, 65536, 256)
+    queue_max: int = _whole("the most requests waiting for a decode node", 0, 65536, 256)
+    threads: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = Field(
+        "auto", description="compute threads of a node, 1 to 1024, or auto"
+    )
+    state_dir: Path = Field(description="the folder of keys and database")
+    database: str = Field(
+        default_factory=lambda data: f"sqlite:///{data['state_dir']}/sekisho.db",
+        pattern=r"^[a-z][a-z0-9+_]*://",
+        description="a database URL such as postgresql+psycopg://user:password@host/name",
+        repr=False,
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="debug, info, warning or error"
+    )
+
+    _sources: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_lenient_values(cls, value: object, info: ValidationInfo) -> object:
+        """Pydantic would take true or 1.0 for 1; and "" for a path is the current folder."""
+        if isinstance(value, bool | float) or (
+            value == "" and info.field_name != "mooncake_device"
+        ):
+            raise ValueError("not a value of this setting")
+        return value
+
+    @field_validator("state_dir")
+    @classmethod
+    def _absolute(cls, value: Path) -> Path:
+        return value.expanduser().absolute()
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        for wrong, message in self._disagreements():
+            if wrong:
+                raise ValueError(message)
+        return self
+
+    def _disagreements(self) -> tuple[tuple[bool, str], ...]:
+        """Rules over more than one setting: (broken, what to change)."""
+        split = f"prefill = {self.prefill} and decode = {self.decode}"
+        together = self.colocated > 0
+        moves = self.transport != "auto" or self.mooncake_protocol != "tcp"
+        return (
+            (
+                together and (self.prefill > 0 or self.decode > 0),
+                f"colocated = {self.colocated} excludes {split}: give one or the other",
+            ),
+            (
+                not together and (self.prefill == 0 or self.decode == 0),
+                f"{split}: each must be at least 1, or colocated above 0",
+            ),
+            (
+                together and moves,
+                "transport and mooncake_protocol have no use with colocated: no page is moved",
+            ),
+            (
+                self.mooncake_protocol == "rdma" and self.transport != "mooncake",
+                'mooncake_protocol = "rdma" needs transport = "mooncake"',
+            ),
+            (
+                bool(self.mooncake_device) and self.mooncake_protocol != "rdma",
+                'mooncake_device needs mooncake_protocol = "rdma"',
+            ),
+            (
+                self.device == "cuda" and not together,
+                'device = "cuda" needs colocated nodes: pages are moved between CPU pools only',
+            ),
+            (
+                isinstance(self.pool_tokens, int) and self.pool_tokens < self.page_size,
+                f"pool_tokens = {self.pool_tokens} is below one page of {self.page_size} tokens",
+            ),
+        )
+
+    def resolved(self) -> dict[str, Resolved]:
+        """Each setting in order of declaration; a password in the database URL is masked."""
+        shown: dict[str, Resolved] = {}
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            if name == "database":
+                value = mask_password(value)
+            elif isinstance(value, Path):
+                value = str(value)
+            shown[name] = Resolved(value, self._sources.get(name, "default"))
+        return shown
+
+
+def load_settings(
+    flags: Mapping[str, object], environ: Mapping[str, str], file: Path | None
+) -> Settings:
+    """Merge the three places and check the result.
+
+    ``flags`` maps setting names to values as given; a flag that was not given is absent. ``file``
+    None means ``sekisho.toml`` in the current folder, if there is one.
+
+    Raises:
+        ConfigError: an unknown key (the nearest known one is named), a value outside its limit,
+            settings that contradict each other, or a file that cannot be read.
+    """
+    layers = (
+        ("default", {"state_dir": (_default_state_dir(environ), "default")}),
+        ("file", _read_file(file)),
+        ("environment", _read_environment(environ)),
+        ("flag", {name: (value, _flag(name)) for name, value in flags.items()}),
+    )
+    values: dict[str, object] = {}
+    places: dict[str, str] = {}
+    sources: dict[str, str] = {}
+    for source, layer in layers:
+        for name, (value, place) in layer.items():
+            if name not in Settings.model_fields:
+                raise ConfigError(_unknown(source, place, name))
+            values[name], places[name], sources[name] = value, place, source
+    try:
+        settings = Settings.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(_explain(error, places)) from None
+    settings._sources.update(sources)
+    return settings
+
+
+def mask_password(url: str) -> str:
+    """The URL with ``***`` for a password before the host or in the query."""
+    # Greedy up to the last @: an unescaped one inside a password must not uncover its tail.
+    url = re.sub(r"(://[^:/@]*:).*@", r"\1***@", url, flags=re.DOTALL)
+    return re.sub(r"([?&][a-z_]*password=)[^&]*", r"\1***", url, flags=re.IGNORECASE)
+
+
+def _name_of(model: str) -> str:
+    return DEMO_NAME if model == DEMO_MODEL else Path(model).absolute().name
+
+
+def _default_state_dir(environ: Mapping[str, str]) -> str:
+    """``$XDG_STATE_HOME/sekisho``; a relative XDG path is ignored, as its specification says."""
+    base = environ.get("XDG_STATE_HOME", "")
+    if not base.startswith("/"):
+        base = f"{environ.get('HOME') or Path.home()}/.local/state"
+    return f"{base}/sekisho"
+
+
+def _read_file(file: Path | None) -> dict[str, tuple[object, str]]:
+    """Keys of the file with the place that an error message names."""
+    path = file
+    if path is None:
+        if not DEFAULT_FILE.exists():
+            return {}
+        path = DEFAULT_FILE
+    try:
+        table = tomllib.loads(path.read_bytes().decode())
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not TOML: {_one_line(str(error))}") from None
+    return {name: (value, f"{name} in {path}") for name, value in table.items()}
+
+
+def _read_environment(environ: Mapping[str, str]) -> dict[str, tuple[object, str]]:
+    return {
+        variable.removeprefix(PREFIX).lower() if variable.isupper() else variable: (value, variable)
+        for variable, value in environ.items()
+        if variable.upper().startswith(PREFIX) and variable not in _NOT_SETTINGS
+    }
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _unknown(source: str, place: str, name: str) -> str:
+    """The message for an unknown key, with the nearest known key in that place's spelling."""
+    known = list(Settings.model_fields)
+    wanted = name.lower().replace("-", "_").removeprefix(PREFIX.lower())
+    nearest = difflib.get_close_matches(wanted, known, n=1, cutoff=0.0)[0]
+    spellings = {"flag": _flag(nearest), "environment": PREFIX + nearest.upper()}
+    return _one_line(
+        f"{place}: unknown key; the nearest known one is {spellings.get(source, nearest)}"
+    )
+
+
+def _explain(error: ValidationError, places: Mapping[str, str]) -> str:
+    """One line for the first thing wrong: where it is, the setting's limit, and the value."""
+    first = error.errors(include_url=False)[0]
+    if not first["loc"]:
+        return _one_line(str(first["msg"]).removeprefix("Value error, "))
+    name = str(first["loc"][0])
+    limit = Settings.model_fields[name].description
+    # A database URL may hold a password, and a malformed one defeats the masking.
+    got = "" if name == "database" else f"; got {_short(first['input'])}"
+    return _one_line(f"{places.get(name, name)}: want {limit}{got}")
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _one_line(text: str) -> str:
+    return "".join(c if c.isprintable() else " " for c in text)
