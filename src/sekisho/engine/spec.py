@@ -6,6 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 
+class ModelError(Exception):
+    """A model folder is missing, broken, or holds a model that is not supported; one line."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelSpec:
     """A dense decoder-only transformer of the Llama family.
