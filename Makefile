@@ -1,0 +1,63 @@
+# Every step of the project, by one name each; .ci/run calls the same names.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+ARGS ?=
+SEED ?= 0
+
+.PHONY: help venv system model serve test bench lint clean
+
+help:  ## this list
+	@awk -F ':.*##  *' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' Makefile
+
+serve: model  ## start gateway and nodes with the demo model; ARGS="--prefill 2 --decode 2"
+	@exec $(BIN)/sekisho serve $(ARGS)
+
+test: model  ## all tests, core/ covered to the last line and branch; SEED=n draws other cases
+	@echo "seed $(SEED): the same cases again with 'make test SEED=$(SEED)'"
+	$(BIN)/pytest --cov --cov-report=term-missing:skip-covered --hypothesis-seed=$(SEED) $(ARGS)
+
+# Some machines force an old OpenBLAS kernel through these two; a measurement must not inherit it.
+bench: model  ## the table of ratios, and the same as JSON
+	env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE $(BIN)/python -m bench $(ARGS)
+
+lint: venv  ## ruff, mypy strict, the layers of the design
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+model: venv  ## the demo model, converted once into the user's cache
+	@$(BIN)/python -m sekisho.engine.demo >/dev/null
+
+venv: system $(STAMP)  ## the virtual environment, installed once
+
+system:
+	@packages=$$(PYTHON=$(PYTHON) .ci/missing); \
+	if [ -n "$$packages" ]; then \
+	    echo "Missing system packages. As root: apt-get install -y $$packages" >&2; \
+	    echo "Without g++ the plain torch kernels serve; without the libraries the memory" \
+	        "transport does." >&2; \
+	fi
+
+# torch first and by its exact version, so that no other dependency picks another build of it.
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "Python 3.11 or newer is needed; 'make PYTHON=python3.12' names another" >&2; exit 2; }
+	@echo "Installing into $(VENV): some minutes the first time"
+	@$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet torch==2.13.0
+	$(BIN)/pip install --quiet -e '.[mooncake,demo,dev]'
+	@touch $@
+
+clean:  ## remove the virtual environment and all caches of the tools
+	rm -rf $(VENV) build dist .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	    .import_linter_cache
+	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
