@@ -31,6 +31,8 @@ class BlockTable:
     """The pages of one request, by ordinal, and the headers they must carry.
 
     Attributes:
+        shared: leading pages that come from the prefix cache. sealed: leading pages, these
+            included, that nobody writes any more; kept by whoever seals them in the pool.
         length: token slots that are written, over all pages.
         pages: intp [entries], page indices. words: u64 [entries, 8], expected headers.
     """
@@ -39,7 +41,7 @@ class BlockTable:
         self.layout = layout
         self.request = request
         self.lease = lease
-        self.shared = 0
+        self.shared = self.sealed = 0
         self.length = 0
         self._root = root
         self._tail: list[int] = []
@@ -75,7 +77,7 @@ class BlockTable:
         full = np.full(len(pages), self.layout.page_size, np.uint64)
         words = make_headers(self.layout, self.lease.incarnation, serials, 0, full, digests)
         self._extend(pages, words)
-        self.shared = len(pages)
+        self.shared = self.sealed = len(pages)
         self.length = len(pages) * self.layout.page_size
 
     def expect(

@@ -1,0 +1,129 @@
+"""Pages of requests: reserve, grow, prove, release. The only user of pool and prefix cache."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from sekisho.core.errors import Evidence
+from sekisho.core.memory import PageMemory
+from sekisho.core.page import chain, chain_root
+from sekisho.core.pool import Pages, Pool
+from sekisho.core.prefix import PrefixCache
+from sekisho.core.table import BlockTable, verify
+from sekisho.engine.policy import Policy
+
+_NOTHING: Pages = np.zeros(0, np.intp)
+
+
+class PageManager:
+    """One node's pool, its memory and its prefix cache, under one policy.
+
+    A request's own pages, as intervals:
+
+        reserve/grow            seal_full                 release
+        | LEASED, being filled  | SEALED, published -------------- cache -> evict
+                                | last page, partly filled | FREE (or quarantined while pinned)
+    """
+
+    def __init__(self, memory: PageMemory, pool: Pool, policy: Policy) -> None:
+        self.layout = memory.layout
+        self.memory = memory
+        self.pool = pool
+        self.policy = policy
+        self._cache = PrefixCache(pool)
+        self._scopes: dict[int, str] = {}
+
+    @property
+    def tokens_max(self) -> int:
+        """Tokens that one request can hold when it has the whole pool."""
+        return self.pool.page_count * self.layout.page_size
+
+    def reserve(
+        self, request: int, scope: str, tokens: Sequence[int], remote: bool
+    ) -> BlockTable | None:
+        """Pages for ``tokens``, the cached prefix first; None while the pool is too full.
+
+        ``remote``: another process fills the rest (the table expects them complete); otherwise
+        this one does (the table starts after the prefix and grows by `BlockTable.append`).
+        """
+        size = self.layout.page_size
+        root = chain_root(scope, self.layout.model)
+        digests = chain(root, tokens, size)
+        full = digests[: len(tokens) // size]
+        matched = full[: self._cache.match(full)] if self.policy.reuse else []
+        prefix, serials = self._cache.acquire(matched, scope)
+        need = len(digests) - len(matched)
+        if not self._make_room(need):
+            self._scrub(self.pool.drop(prefix, serials))
+            return None
+        lease = self.pool.open_lease(scope)
+        self._scopes[lease.serial] = scope
+        table = BlockTable(self.layout, request, lease, root)
+        table.adopt(prefix, serials, matched)
+        own = self.pool.grant(lease, need) if need else _NOTHING
+        if remote and need:
+            self.memory.blank(own)
+            tail = list(tokens[len(full) * size :])
+            table.expect(own, len(tokens), tail, digests[len(matched) :])
+        elif need:
+            table.open(own, self.memory)
+        return table
+
+    def grow(self, table: BlockTable) -> bool:
+        """One more page for ``table``, whose pages are full; False while the pool is too full."""
+        if not self._make_room(1):
+            return False
+        table.open(self.pool.grant(table.lease, 1), self.memory)
+        return True
+
+    def verify(
+        self, tables: Sequence[BlockTable], read: Sequence[Pages] | None = None
+    ) -> dict[int, tuple[Evidence, ...]]:
+        """Evidence by request, as `core.table.verify`; empty under isolation ``off``."""
+        return verify(self.memory, tables, read) if self.policy.checks else {}
+
+    def prove(self, table: BlockTable) -> tuple[Evidence, ...]:
+        """Check what a remote writer filled: headers, and by policy the payloads."""
+        if not self.policy.checks:
+            return ()
+        if self.policy.payload_digests:
+            table.expect_payloads(self.memory, table.shared)
+        return self.verify([table]).get(table.request, ())
+
+    def seal_full(self, table: BlockTable) -> None:
+        """Full own pages that were just verified become immutable, and by policy reusable."""
+        full = table.length // self.layout.page_size
+        start, table.sealed = table.sealed, max(table.sealed, full)
+        pages, serials = table.pages[start:full], table.serials[start:full]
+        if not len(pages):
+            return
+        self.pool.seal(pages, table.lease)
+        if self.policy.reuse:
+            digests = [table.digest_at(ordinal) for ordinal in range(start, full)]
+            self._cache.publish(digests, pages, serials, self._scopes[table.lease.serial])
+
+    def release(self, table: BlockTable) -> None:
+        """The request is done with all its pages; pinned ones stay until settled."""
+        self._scrub(self.pool.drop(table.pages, table.serials))
+        self.pool.close_lease(table.lease)
+        del self._scopes[table.lease.serial]
+
+    def settle(self, grant: int) -> None:
+        """A remote reader or writer of pages has provably ended."""
+        self._scrub(self.pool.settle(grant))
+
+    def condemn(self, evidence: Sequence[Evidence]) -> None:
+        """Somebody unknown writes these pages: pin them for the life of the pool, so that they
+        end in quarantine and are never granted again. Call before `release`."""
+        pages = sorted({item.page for item in evidence if item.page >= 0})
+        self.pool.pin(np.array(pages, np.intp))
+
+    def _make_room(self, count: int) -> bool:
+        lacking = count - self.pool.free_count
+        if lacking > 0:
+            self._scrub(self._cache.evict(lacking))
+        return self.pool.free_count >= count
+
+    def _scrub(self, freed: Pages) -> None:
+        if self.policy.scrub:
+            self.memory.scrub(freed)
