@@ -292,6 +292,7 @@ GIVE_TRANSITIONS: dict[Give, dict[GiveEvent, Give]] = {
         _V.LANDED: _G.FINISHING,
         _V.LOST: _G.FAILED,
         _V.IN_DOUBT: _G.FAILED,
+        _V.BROKEN: _G.FAILED,
         _V.ABORT: _G.ABORTED,
     },
     _G.COMPLETED: {_V.ABORT: _G.COMPLETED},
@@ -300,6 +301,8 @@ GIVE_TRANSITIONS: dict[Give, dict[GiveEvent, Give]] = {
     _G.DRAINED: {_V.ABORT: _G.DRAINED, _V.BROKEN: _G.DRAINED},
 }
 IN_FLIGHT: dict[GiveEvent, int] = {_V.SUBMIT: 1, _V.LANDED: -1, _V.LOST: -1}
+# Joint rule: what is told of a write is illegal where none is under way.
+OF_A_WRITE: frozenset[GiveEvent] = frozenset((_V.LANDED, _V.LOST, _V.IN_DOUBT))
 # Joint rule: what a state becomes as soon as no write is under way.
 GIVE_WHEN_QUIET: dict[Give, Give] = {
     _G.FINISHING: _G.COMPLETED,
@@ -329,18 +332,14 @@ class GiveHandoff:
 
     def submit(self, page_count: int, token_count: int) -> list[Effect]:
         """A write of so many pages, which hold so many tokens, has started."""
-        effects = self._step(_V.SUBMIT, "")
-        self.pages_written += page_count
-        self.tokens_written += token_count
-        return effects
+        return self._step(_V.SUBMIT, pages=page_count, tokens=token_count)
 
     def last(self, tokens_shared: int) -> list[Effect]:
         """No further write will start; ``tokens_shared`` were decode's own from the beginning."""
-        self.tokens_written += tokens_shared
-        return self._step(_V.LAST, "")
+        return self._step(_V.LAST, tokens=tokens_shared)
 
     def landed(self) -> list[Effect]:
-        return self._step(_V.LANDED, "")
+        return self._step(_V.LANDED)
 
     def lost(self, detail: str) -> list[Effect]:
         """A write failed for good: nothing of it will land any more."""
@@ -355,15 +354,19 @@ class GiveHandoff:
         return self._step(_V.BROKEN, detail)
 
     def abort(self) -> list[Effect]:
-        return self._step(_V.ABORT, "")
+        return self._step(_V.ABORT)
 
-    def _step(self, event: GiveEvent, detail: str) -> list[Effect]:
+    def _step(
+        self, event: GiveEvent, detail: str = "", pages: int = 0, tokens: int = 0
+    ) -> list[Effect]:
         state = GIVE_TRANSITIONS[self.state].get(event)
-        in_flight = self.in_flight + IN_FLIGHT.get(event, 0)
-        if state is None or in_flight < 0:
+        if state is None or (event in OF_A_WRITE and self.in_flight == 0):
             raise LocalOwnershipError(
                 f"{self.offer.lease}: no {event.value!r} in {self.state.value}"
             )
+        in_flight = self.in_flight + IN_FLIGHT.get(event, 0)
+        self.pages_written += pages
+        self.tokens_written += tokens
         effects: list[Effect] = []
         if state is Give.FAILED and self.state is not Give.FAILED:
             effects.append(Send(Failed(self.offer.lease, detail)))

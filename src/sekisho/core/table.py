@@ -24,6 +24,7 @@ from sekisho.core.page import HEADER, PageLayout, chain_next
 from sekisho.core.pool import Pages
 
 _FILLED_SHIFT = 32
+_OWN_WORDS = slice(ORDINAL_WORD, 6)  # ordinal and filled, token digest: never the lease
 _Array = TypeVar("_Array", Pages, Words)
 
 
@@ -129,8 +130,9 @@ class BlockTable:
     def append(self, tokens: Sequence[int], memory: PageMemory) -> None:
         """``tokens`` were written behind the last one: count them, here and in the headers.
 
-        Only ``filled`` and the digest change in memory. The lease words are never written again,
-        so that a foreign header which lands meanwhile stays visible to the next check.
+        Only ``filled`` and the digest change in memory, and only where the header is still the
+        one this table left. So a header that landed meanwhile, even one of the same lease, stays
+        as it is, and the next check sees it.
         """
         check(self.length + len(tokens) <= self.capacity, "tokens beyond the table's pages")
         size = self.layout.page_size
@@ -142,15 +144,15 @@ class BlockTable:
             done += len(part)
             self.length += len(part)
             filled = slot + len(part)
-            page = self._pages[ordinal]
-            word = ordinal | filled << _FILLED_SHIFT
-            self._words[ordinal, ORDINAL_WORD] = word
-            memory.words[page, ORDINAL_WORD] = word
+            expected, found = self._words[ordinal], memory.words[self._pages[ordinal]]
+            ours = expected.tobytes() == found.tobytes()
+            expected[ORDINAL_WORD] = ordinal | filled << _FILLED_SHIFT
             if filled == size:
                 digest = chain_next(self.digest_at(ordinal - 1), self._tail)
-                self._words[ordinal, 4:6] = np.frombuffer(digest, "<u8")
-                memory.words[page, 4:6] = self._words[ordinal, 4:6]
+                expected[4:6] = np.frombuffer(digest, "<u8")
                 self._tail.clear()
+            if ours:
+                found[_OWN_WORDS] = expected[_OWN_WORDS]
 
     def expect_payloads(self, memory: PageMemory, first_ordinal: int) -> None:
         """Expect headers from ``first_ordinal`` on to carry the digests of the payloads that are
@@ -184,9 +186,10 @@ def verify(
     """
     if not tables:
         return {}
-    pages = _join([table.pages for table in tables] if read is None else list(read))
-    expected = _join([table.words for table in tables])
-    check(len(pages) == len(expected), "attention was given another number of pages")
+    given = [table.pages for table in tables] if read is None else list(read)
+    same = [len(part) for part in given] == [len(table.pages) for table in tables]
+    check(same, "attention was given another number of pages")
+    pages, expected = _join(given), _join([table.words for table in tables])
     found = memory.gather(pages)
     if np.array_equal(found, expected):
         return {}
