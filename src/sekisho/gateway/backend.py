@@ -1,6 +1,6 @@
 """What the HTTP side needs of the nodes, so that it can be read and tested alone."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Protocol
 
 from sekisho.engine.params import SamplingParams
@@ -20,7 +20,7 @@ class Backend(Protocol):
 
     def generate(
         self, scope: str, tokens: list[int], params: SamplingParams
-    ) -> AsyncIterator[Delta | Ended]:
+    ) -> AsyncGenerator[Delta | Ended, None]:
         """Deltas, then exactly one `Ended`, always, whatever happens to the nodes. Closing the
         iterator early aborts the request."""
         ...

@@ -1,0 +1,1 @@
+"""Alembic migrations of the tenant store, run when it is opened."""
