@@ -1,0 +1,1 @@
+"""The forward pass in C++: compiled at first use, called through ctypes."""
