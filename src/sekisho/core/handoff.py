@@ -241,14 +241,14 @@ class TakeHandoff:
                 f"{self.offer.lease}: no {event.value!r} in {self.state.value}/{self.writer.value}"
             )
         effects: list[Effect] = []
+        if self.writer is not Writer.TERMINAL and writer is Writer.TERMINAL:
+            effects.append(Settle())
         if self.state is Take.OFFERED and state is Take.COMMITTED:
             effects.append(Commit())
         elif self.state is Take.OFFERED and state is not Take.OFFERED and end is not None:
             effects.append(end)
         if self.state is Take.OFFERED and state is Take.ABORTED:
             effects.append(Send(AbortOffer(self.offer.lease)))
-        if self.writer is not Writer.TERMINAL and writer is Writer.TERMINAL:
-            effects.append(Settle())
         self.state, self.writer = state, writer
         return effects
 

@@ -82,6 +82,13 @@ class PrefixCache:
             np.array([serial for _, serial in found], np.uint64),
         )
 
+    def forget(self, pages: Pages) -> None:
+        """Stop offering ``pages``, because what they hold is not to be believed any more."""
+        for digest, (page, serial) in list(self._entries.items()):
+            if page in pages:
+                del self._entries[digest]
+                self._pool.drop(np.array([page], np.intp), np.array([serial], np.uint64))
+
     def _touch(self, digests: list[bytes]) -> None:
         for digest in reversed(digests):
             self._entries.move_to_end(digest)

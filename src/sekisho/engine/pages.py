@@ -115,8 +115,9 @@ class PageManager:
     def condemn(self, evidence: Sequence[Evidence]) -> None:
         """Somebody unknown writes these pages: pin them for the life of the pool, so that they
         end in quarantine and are never granted again. Call before `release`."""
-        pages = sorted({item.page for item in evidence if item.page >= 0})
-        self.pool.pin(np.array(pages, np.intp))
+        pages = np.array(sorted({item.page for item in evidence}), np.intp)
+        self.pool.pin(pages)
+        self._cache.forget(pages)
 
     def _make_room(self, count: int) -> bool:
         lacking = count - self.pool.free_count

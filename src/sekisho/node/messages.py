@@ -1,15 +1,22 @@
-"""Everything that gateway and nodes say to each other: msgspec structs over ZeroMQ."""
+"""Everything that gateway and nodes say to each other: msgspec structs over ZeroMQ.
+
+What decode and prefill say about a hand-off is in `core.handoff`; here is its wire form too.
+"""
+
+from typing import TypeAlias
 
 import msgspec
 
-from sekisho.engine.params import SamplingParams, TokenInfo
+from sekisho.core.handoff import AbortOffer, Complete, Drained, Failed, Offer, Reject
+from sekisho.engine.output import Delta, Ended
+from sekisho.engine.params import SamplingParams
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
-    """Base of the tagged union; the tag is the class name."""
+    """Base of the tagged unions; the tag is the class name."""
 
 
-# gateway -> decode (or colocated) node
+# ---- gateway -> node
 
 
 class Generate(Message, frozen=True):
@@ -29,25 +36,85 @@ class Abort(Message, frozen=True):
     request: int
 
 
-# decode -> gateway
+class PeerUp(Message, frozen=True):
+    """To decode: a prefill node is ready at this ZeroMQ address."""
+
+    name: str
+    address: str
 
 
-class Delta(Message, frozen=True):
-    """New text of a request. ``index`` counts its output tokens before this delta, so that a
-    gap, a repeat or a foreign delta shows. ``infos`` has one entry a token if asked for."""
+class PeerDead(Message, frozen=True):
+    """The process of that node has ended, as its parent saw; it writes no more."""
 
-    request: int
-    index: int
-    tokens: list[int]
-    text: str
-    infos: list[TokenInfo]
+    name: str
 
 
-class Ended(Message, frozen=True):
-    """The request's one outcome; nothing follows. ``code`` and ``message`` make an `Outcome`."""
+class Inspect(Message, frozen=True):
+    """Recount the pool and answer with `Report`."""
 
-    request: int
-    code: str
-    message: str
-    output_tokens: int
-    cached_tokens: int
+
+ToNode: TypeAlias = Generate | Abort | PeerUp | PeerDead | Inspect
+
+# ---- node -> gateway
+
+
+class Loading(Message, frozen=True):
+    """How far the node's start has come, for the person who waits: ``done`` of ``total``."""
+
+    stage: str
+    done: int
+    total: int
+
+
+class Ready(Message, frozen=True):
+    """The node can work. ``tokens_max`` is what one request may hold there, in tokens.
+    ``notes`` are one-line warnings (a fallback that was taken)."""
+
+    tokens_max: int
+    address: str
+    transport: str
+    runner: str
+    tenants: bool
+    notes: list[str]
+
+
+class Report(Message, frozen=True):
+    """Pages by state (they add up to the pool), and requests by phase."""
+
+    pages: dict[str, int]
+    requests: dict[str, int]
+
+
+class Distrust(Message, frozen=True):
+    """Decode caught this prefill node in a false `Complete`: replace its process."""
+
+    name: str
+
+
+ToGateway: TypeAlias = Delta | Ended | Loading | Ready | Report | Distrust
+
+# ---- decode <-> prefill
+
+
+class Join(Message, frozen=True):
+    """First word of a decode node: where its region is, and which layout its pages have."""
+
+    endpoint: str
+    layout: int
+
+
+class ToPrefill(msgspec.Struct, frozen=True):
+    """One of these is set. (The core's messages carry no tags: they know no wire.)"""
+
+    join: Join | None = None
+    offer: Offer | None = None
+    abort: AbortOffer | None = None
+
+
+class ToDecode(msgspec.Struct, frozen=True):
+    """One of these is set."""
+
+    reject: Reject | None = None
+    complete: Complete | None = None
+    failed: Failed | None = None
+    drained: Drained | None = None
