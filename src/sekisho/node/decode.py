@@ -141,7 +141,9 @@ class DecodeNode:
         if table is None or sequence.phase is not Phase.TRANSFERRING:
             return
         peer = self._chosen[sequence.request]
-        if peer not in self._prefills:
+        if peer not in self._prefills:  # it died while the request was waiting
+            peer = min(self._prefills, default="")
+        if not peer:
             self._scheduler.finish(sequence, Outcome("node_lost", "no prefill node is left"))
             return
         pages = table.pages[table.shared :]

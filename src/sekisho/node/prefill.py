@@ -9,6 +9,8 @@ Sans-IO but for the transport: messages come in by `receive`, answers wait in ``
 from collections import deque
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from sekisho.core.errors import Evidence, RemoteOwnershipError
 from sekisho.core.handoff import (
     AbortOffer,
@@ -20,7 +22,7 @@ from sekisho.core.handoff import (
     Send,
 )
 from sekisho.core.lease import Lease
-from sekisho.core.memory import make_headers
+from sekisho.core.memory import ORDINAL_WORD, make_headers
 from sekisho.core.page import chain, chain_root
 from sekisho.core.table import BlockTable
 from sekisho.engine.batch import Runner
@@ -231,9 +233,9 @@ class PrefillNode:
         words = make_headers(
             layout,
             offer.lease.incarnation,
-            table.words[start:end, 2] * 0 + offer.lease.serial,
+            np.full(end - start, offer.lease.serial, np.uint64),
             start,
-            table.words[start:end, 3] >> 32,
+            table.words[start:end, ORDINAL_WORD] >> np.uint64(32),
             [table.digest_at(ordinal) for ordinal in range(start, end)],
         )
         source = table.pages[start:end]
