@@ -245,7 +245,7 @@ class TakeHandoff:
             effects.append(Settle())
         if self.state is Take.OFFERED and state is Take.COMMITTED:
             effects.append(Commit())
-        elif self.state is Take.OFFERED and state is not Take.OFFERED and end is not None:
+        elif self.state is Take.OFFERED and end is not None:
             effects.append(end)
         if self.state is Take.OFFERED and state is Take.ABORTED:
             effects.append(Send(AbortOffer(self.offer.lease)))
