@@ -9,9 +9,16 @@ from pathlib import Path
 import pytest
 from transport_peer import Peer, open_transport, written_pages
 
-from sekisho.transport import Completion, PageWrite, Status, Transport, TransportError
+from sekisho.transport import (
+    Completion,
+    PageWrite,
+    Status,
+    Transport,
+    TransportError,
+    mooncake,
+    mooncake_engine,
+)
 from sekisho.transport import create_transport as create
-from sekisho.transport import mooncake, mooncake_engine
 
 PAGE = 1 << 20
 COUNT = 48
