@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import typer
 
-from sekisho.cli import config
+from sekisho.cli import config, serve
 from sekisho.config import ConfigError
 
 app = typer.Typer(
@@ -16,6 +16,7 @@ app = typer.Typer(
     # A pretty traceback can print local variables, and those can be prompts and keys.
     pretty_exceptions_enable=False,
 )
+app.command()(serve.serve)
 app.add_typer(config.app, name="config")
 
 

@@ -209,7 +209,7 @@ class TakeHandoff:
                 return self._step(_E.FAILED, End("transfer_failed", detail))
             case Drained():
                 return self._step(_E.DRAINED, None)
-            case Complete():
+            case _:
                 evidence = self._compare(message) or self._prove()
                 if evidence:
                     text = f"what arrived is not what was offered: {evidence[0].kind}"

@@ -9,7 +9,7 @@ import contextlib
 import itertools
 import logging
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,7 +40,7 @@ log = logging.getLogger("sekisho.fleet")
 
 
 class FleetError(Exception):
-    """A node cannot run as configured; the node itself has said why on stderr."""
+    """A node cannot start; the node itself has said why on stderr."""
 
 
 @dataclass(eq=False)
@@ -95,7 +95,8 @@ class Fleet:
         self._nodes: dict[str, _Node] = {}
         self._requests: dict[int, _Request] = {}
         self._changed = asyncio.Event()
-        self._broken: str = ""
+        self._started = False
+        self._broken = ""
         self._draining = False
         self._listener: asyncio.Task[None] | None = None
 
@@ -105,7 +106,7 @@ class Fleet:
         """Start every node and wait until all are ready.
 
         Raises:
-            FleetError: a node ended with exit code 2.
+            FleetError: a node ended instead.
         """
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -116,9 +117,10 @@ class Fleet:
         self._supervisor.start(self._roles)
         while sum(node.ready is not None for node in self._nodes.values()) < len(self._roles):
             if self._broken:
-                raise FleetError(f"{self._broken} cannot run as configured")
+                raise FleetError(self._broken)
             self._changed.clear()
             await self._changed.wait()
+        self._started = True
 
     async def stop(self, grace: float) -> None:
         """Refuse new requests, give those under way ``grace`` seconds, end the nodes."""
@@ -172,7 +174,7 @@ class Fleet:
 
     async def generate(
         self, scope: str, tokens: list[int], params: SamplingParams
-    ) -> AsyncIterator[Delta | Ended]:
+    ) -> AsyncGenerator[Delta | Ended, None]:
         """See `Backend.generate`."""
         number = next(self._numbers)
         decode = self._least_busy("decode", "colocated")
@@ -266,8 +268,8 @@ class Fleet:
 
     def _exited(self, name: str, code: int) -> None:
         node = self._nodes.pop(name, None)
-        if code == 2 and (node is None or node.ready is None):
-            self._broken = name
+        if not self._started:
+            self._broken = f"{name} ended with code {code} before it was ready"
         self._changed.set()
         if node is None:
             return
@@ -276,7 +278,6 @@ class Fleet:
         for number in [n for n, r in self._requests.items() if r.node is node]:
             self._end(number, "node_lost", "the node that answered this request died")
         for other in self._nodes.values():
-            other.requests -= node.requests
             self._send(other, [PeerDead(name)])
 
     def _end(self, number: int, code: str, message: str) -> None:

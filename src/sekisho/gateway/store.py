@@ -38,7 +38,7 @@ _api_key = sa.Table(
     "api_key",
     _metadata,
     sa.Column("id", sa.String(32), primary_key=True),
-    sa.Column("tenant_id", sa.ForeignKey("tenant.id"), nullable=False),
+    sa.Column("tenant_id", sa.String(32), sa.ForeignKey("tenant.id"), nullable=False),
     sa.Column("prefix", sa.String(16), nullable=False, index=True),
     sa.Column("digest", sa.LargeBinary(32), nullable=False, unique=True),
     sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
@@ -165,6 +165,18 @@ class TenantStore:
             raise _failure(error) from None
         return result.rowcount == 1
 
+    def replace_keys(self, tenant: Tenant) -> str:
+        """End every key that ``tenant`` has, and make one new."""
+        update = sa.update(_api_key).where(
+            _api_key.c.tenant_id == tenant.id, _api_key.c.revoked_at.is_(None)
+        )
+        try:
+            with self._engine.begin() as connection:
+                connection.execute(update.values(revoked_at=datetime.now(UTC)))
+        except SQLAlchemyError as error:
+            raise _failure(error) from None
+        return self.create_key(tenant)
+
     def _find(self, key: str) -> tuple[str, Tenant] | None:
         """Id of the key's row, and its tenant."""
         prefix = key_prefix(key)
@@ -197,9 +209,9 @@ class TenantStore:
 
 
 def _failure(error: SQLAlchemyError) -> StoreError:
-    """Without the statement's parameters, among them digests."""
-    cause = getattr(error, "orig", None)
-    return StoreError(f"the tenant database failed: {type(cause or error).__name__}")
+    """The driver's own line; SQLAlchemy's would add the statement's parameters, with digests."""
+    cause = getattr(error, "orig", None) or type(error).__name__
+    return StoreError(f"the tenant database failed: {str(cause).splitlines()[0]}")
 
 
 def _make_transactional(engine: sa.Engine) -> None:

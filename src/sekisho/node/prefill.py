@@ -230,13 +230,16 @@ class PrefillNode:
 
     def _submit(self, job: _Job, table: BlockTable, start: int, end: int) -> None:
         layout, offer = self._pages.layout, job.offer
+        digests = [table.digest_at(ordinal) for ordinal in range(start, end)]
+        if end > table.sealed:  # the last page, partly filled: here its digest is still to come
+            digests[-1] = offer.token_digest
         words = make_headers(
             layout,
             offer.lease.incarnation,
             np.full(end - start, offer.lease.serial, np.uint64),
             start,
             table.words[start:end, ORDINAL_WORD] >> np.uint64(32),
-            [table.digest_at(ordinal) for ordinal in range(start, end)],
+            digests,
         )
         source = table.pages[start:end]
         if self._pages.policy.payload_digests:

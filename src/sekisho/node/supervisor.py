@@ -94,7 +94,7 @@ class Supervisor:
                 log.error("%s (process %d) ended with %d", name, process.pid, code)
             self._exited(name, code)
             if code == _CANNOT_RUN and generation == 1:
-                return
+                return  # as configured, a second one would fail too
             pause = _BACKOFF_S[0] if clock() - started > _STABLE_S else pause
             await asyncio.sleep(0 if self._stopping else pause)
             pause = min(2 * pause, _BACKOFF_S[1])
