@@ -61,7 +61,7 @@ def validate_batch(batch: Batch, vocab_size: int, page_size: int, page_count: in
         raise ValueError(f"tokens: an id is not in 0..{vocab_size - 1}")
     if len(positions) != rows or positions.min() < 0:
         raise ValueError(f"positions: must be {rows} numbers of at least 0")
-    if len(starts) < 2 or starts[0] != 0 or starts[-1] != rows or (np.diff(starts) <= 0).any():
+    if len(starts) < 2 or starts[0] != 0 or starts[-1] != rows or (starts[1:] <= starts[:-1]).any():
         raise ValueError(f"sequence_starts: must increase from 0 to {rows}")
     falls = np.diff(positions) <= 0
     falls[starts[1:-1] - 1] = False

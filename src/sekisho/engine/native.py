@@ -5,7 +5,7 @@ import torch
 from numpy.typing import NDArray
 
 from sekisho.core.page import PageLayout
-from sekisho.engine.batch import Batch
+from sekisho.engine.batch import Batch, validate_batch
 from sekisho.engine.kernels.binding import (
     ALIGNMENT,
     GROUP_MAX,
@@ -133,49 +133,6 @@ class NativeRunner:
         self._kernels.pack(matrix[:half], room, stride=2)
         self._kernels.pack(matrix[half:], room[panel:], stride=2)
         return int(room.ctypes.data)
-
-
-def validate_batch(batch: Batch, vocab_size: int, page_size: int, page_count: int) -> None:
-    """Raise ValueError, naming the field, unless the kernels can run ``batch`` safely."""
-    for name, ndim in (
-        ("tokens", 1),
-        ("positions", 1),
-        ("sequence_starts", 1),
-        ("tables", 2),
-        ("logit_rows", 1),
-    ):
-        array = getattr(batch, name)
-        if array.dtype != np.int32 or array.ndim != ndim or not array.flags.c_contiguous:
-            raise ValueError(f"{name}: must be int32, contiguous, with {ndim} dimension(s)")
-    rows = len(batch.tokens)
-    starts, positions, tables = batch.sequence_starts, batch.positions, batch.tables
-    if rows == 0:
-        raise ValueError("tokens: empty")
-    if not _within(batch.tokens, vocab_size):
-        raise ValueError(f"tokens: an id is not in 0..{vocab_size - 1}")
-    if len(positions) != rows or positions.min() < 0:
-        raise ValueError(f"positions: must be {rows} numbers of at least 0")
-    if len(starts) < 2 or starts[0] != 0 or starts[-1] != rows or (np.diff(starts) <= 0).any():
-        raise ValueError(f"sequence_starts: must increase from 0 to {rows}")
-    falls = np.diff(positions) <= 0
-    falls[starts[1:-1] - 1] = False
-    if falls.any():
-        raise ValueError("positions: must increase within a sequence")
-    if len(tables) != len(starts) - 1:
-        raise ValueError(f"tables: must have {len(starts) - 1} rows")
-    used = positions[starts[1:] - 1] // page_size + 1
-    if used.max() > tables.shape[1]:
-        raise ValueError(f"tables: {used.max()} pages are needed, {tables.shape[1]} are named")
-    named = tables[np.arange(tables.shape[1]) < used[:, None]]
-    if not _within(named, page_count):
-        raise ValueError(f"tables: a page is not in 0..{page_count - 1}")
-    wanted = batch.logit_rows
-    if not _within(wanted, rows) or (np.diff(wanted) <= 0).any():
-        raise ValueError(f"logit_rows: must increase within 0..{rows - 1}")
-
-
-def _within(values: NDArray[np.int32], limit: int) -> bool:
-    return values.size == 0 or bool(values.min() >= 0 and values.max() < limit)
 
 
 def _aligned(size: int) -> int:

@@ -60,4 +60,4 @@ inline F16 exp2_of_rounded(const F16& z) {
 inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 // 16 registers: up to 12 accumulators, at least 8 where FMA latency would show.
-constexpr int panels_at_once(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
+constexpr int panels_at_once(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
