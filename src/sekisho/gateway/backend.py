@@ -3,8 +3,8 @@
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
+from sekisho.engine.output import Delta, Ended
 from sekisho.engine.params import SamplingParams
-from sekisho.node.messages import Delta, Ended
 
 
 class Backend(Protocol):

@@ -45,8 +45,8 @@ def chat_calls(request: ChatRequest, model: ServedModel, tokens_max: int) -> lis
     ]
     try:
         tokens = model.tokenizer.encode_chat(turns)
-    except TemplateError:
-        message = "messages: the model's chat template refuses this sequence of messages"
+    except TemplateError as error:
+        message = f"messages: the chat template refuses them: {str(error)[:200]}"
         raise bad_request("invalid_value", message, "messages") from None
     top = (request.top_logprobs or 0) if request.logprobs else None
     wanted = request.max_completion_tokens or request.max_tokens

@@ -14,12 +14,12 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from sekisho.engine.output import Ended
 from sekisho.gateway.access import Record, record_of
 from sekisho.gateway.answers import Format, Json, Usage, Whole
 from sekisho.gateway.errors import ApiError, internal_error, where_raised
 from sekisho.gateway.generation import Event, Generation
 from sekisho.gateway.prompts import Call
-from sekisho.node.messages import Ended
 
 KEEP_ALIVE_SECONDS = 15.0
 

@@ -17,7 +17,7 @@ def upgrade() -> None:
     op.create_table(
         "api_key",
         sa.Column("id", sa.String(32), primary_key=True),
-        sa.Column("tenant_id", sa.ForeignKey("tenant.id"), nullable=False),
+        sa.Column("tenant_id", sa.String(32), sa.ForeignKey("tenant.id"), nullable=False),
         sa.Column("prefix", sa.String(16), nullable=False, index=True),
         sa.Column("digest", sa.LargeBinary(32), nullable=False, unique=True),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
