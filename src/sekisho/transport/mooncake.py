@@ -143,7 +143,8 @@ class MooncakeTransport:
         self._engine = start_engine(
             engine_class, host, protocol, device, self._base, self._memory.nbytes
         )
-        self._segment = f"{host}:{self._engine.get_rpc_port()}"
+        name = f"[{host}]" if ":" in host else host
+        self._segment = f"{name}:{self._engine.get_rpc_port()}"
         self._peers: dict[int, _Peer] = {}
         self._peer_serial = 0
         self._ticket_serial = 0
@@ -172,17 +173,12 @@ class MooncakeTransport:
         )
 
     def connect(self, endpoint: str) -> int:
-        """As `Transport.connect`; reads the peer's nonce, so that no other process that has
-        come to listen on the same port is ever written to. Blocks: at once for a dead peer,
-        up to about a minute (the engine's handshake) for one that is stopped."""
+        """As `Transport.connect`; reads the peer's nonce, to refuse another process that has
+        come to listen on the same port. A dead peer is refused at once; one that is stopped can
+        block the call for about a minute, the engine's handshake."""
         self._check_open()
-        parts = read_endpoint(
-            endpoint,
-            self.name,
-            self._page_bytes,
-            ("base", "identity"),
-            ("segment", "nonce", "engine"),
-        )
+        numbers, texts = ("base", "identity"), ("segment", "nonce", "engine")
+        parts = read_endpoint(endpoint, self.name, self._page_bytes, numbers, texts)
         # refuse rather than downgrade: the meaning of "landed" depends on the version
         if parts["engine"] != self._version:
             raise TransportError(f"the peer's engine is {parts['engine']}, here {self._version}")
