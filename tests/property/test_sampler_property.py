@@ -125,3 +125,13 @@ def test_a_token_without_weight_is_never_chosen(
     rounding = 1e-12 * exact.sum()
     assert exact[:index].sum() <= target + rounding
     assert exact[: index + 1].sum() >= target - rounding
+
+
+def test_the_end_of_a_block_is_not_passed_by_rounding(rng: np.random.Generator) -> None:
+    for _ in range(300):
+        weights = np.exp(rng.standard_normal(300) * 4).astype(np.float32)
+        weights[256:299] = 0.0  # the next block begins with nothing
+        block = np.add.reduceat(weights, [0, 256], dtype=np.float64)
+        edge = block[0] / (block[0] + block[1])
+        for number in edge + np.arange(-6, 7) * np.spacing(edge):
+            assert weights[_inverse_cdf(weights, min(float(number), 1 - 2**-53))] > 0

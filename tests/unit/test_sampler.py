@@ -253,9 +253,12 @@ def test_the_lowest_id_wins_a_tie() -> None:
     ],
     ids=name,
 )
-def test_the_narrowest_setting_is_greedy(wanted: SamplingParams, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("spread", [100.0, 1e37])
+def test_the_narrowest_setting_is_greedy(
+    wanted: SamplingParams, spread: float, rng: np.random.Generator
+) -> None:
     for step in range(50):
-        logits = (rng.standard_normal(300) * 100).astype(np.float32)
+        logits = (rng.standard_normal(300) * spread).astype(np.float32)
         assert draw(logits, wanted, step) == int(logits.argmax())
 
 

@@ -227,8 +227,8 @@ def _inverse_cdf(weights: NDArray[np.float32], uniform_number: float) -> int:
     before = block_ends[block - 1] if block else 0.0
     start = block * _BLOCK
     ends = np.cumsum(weights[start : start + _BLOCK], dtype=np.float64)
-    # The two sums of a block may round apart; the clamp keeps to tokens that have weight.
-    within = min(max(target - before, 0.0), np.nextafter(ends[-1], 0.0))
+    # The two sums of a block may round apart; the bound keeps to tokens of this block with weight.
+    within = min(target - before, np.nextafter(ends[-1], 0.0))
     return start + int(np.searchsorted(ends, within, side="right"))
 
 

@@ -141,7 +141,8 @@ class Detokenizer:
 
     The deltas of `push` and `flush`, joined, are the whole answer decoded without special tokens
     (bytes that are no UTF-8 become U+FFFD), cut before the stop string that begins first in it.
-    That does not depend on where tokens begin and end.
+    That does not depend on where tokens begin and end. One difference from the library: among byte
+    tokens of a SentencePiece model a broken one becomes U+FFFD alone, and not the whole run.
 
     Attributes:
         stopped: a stop string was found; nothing more comes.
