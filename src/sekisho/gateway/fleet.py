@@ -112,7 +112,6 @@ class Fleet:
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.sndhwm = 0  # a ROUTER that reaches its limit drops
         self._socket.bind(self._address)
-        self._out = zmq.Socket(self._socket)
         self._listener = asyncio.create_task(self._listen())
         self._supervisor.start(self._roles)
         while sum(node.ready is not None for node in self._nodes.values()) < len(self._roles):
@@ -207,7 +206,9 @@ class Fleet:
         return min(nodes, key=lambda node: len(node.requests), default=None)
 
     def _send(self, node: _Node, messages: Sequence[ToNode]) -> None:
-        self._out.send_multipart([node.name.encode(), wire.encode_to_node(messages)])
+        # At once: a ROUTER without limit never waits. Not by a plain socket of the same handle:
+        # its sends swallow the wake-up that the listener waits for.
+        self._socket.send_multipart([node.name.encode(), wire.encode_to_node(messages)])
 
     async def _listen(self) -> None:
         while True:
