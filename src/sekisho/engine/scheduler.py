@@ -110,9 +110,9 @@ class Scheduler:
         )
 
     def overdue(self, before: float) -> list[Sequence]:
-        """Requests that arrived before a point in time and do not run yet."""
+        """Requests that do not run, and neither arrived nor got a token since a point in time."""
         phases = (Phase.WAITING, Phase.TRANSFERRING)
-        return [s for s in self._all.values() if s.arrived < before and s.phase in phases]
+        return [s for s in self._all.values() if s.moved < before and s.phase in phases]
 
     def counts(self) -> dict[str, int]:
         """Requests waiting and running."""

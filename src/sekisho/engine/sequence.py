@@ -29,7 +29,7 @@ class Sequence:
     no later request can inherit it (GHSA-v97p-wpxp-px84, GHSA-fpch-3xrf-7q96).
 
     ``tokens`` are prompt and answer; their keys and values are in ``table``, all but the last
-    one's, which the next decode step computes.
+    one's, which the next decode step computes. ``moved``: when it arrived, or last got a token.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Sequence:
         self.tokens = list(tokens)
         self.prompt_count = len(tokens)
         self.params = params
-        self.arrived = arrived
+        self.moved = arrived
         self.phase = Phase.WAITING
         self.table: BlockTable | None = None
         self.cached_tokens = 0

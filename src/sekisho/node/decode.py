@@ -127,6 +127,10 @@ class DecodeNode:
             text = f"no pages for this request within {self._wait_max:g} s"
             self._end(sequence, Outcome("capacity_exceeded", text))
         worked = self._scheduler.step()
+        for output in self._scheduler.outputs:
+            sequence = self._scheduler.get(output.request)
+            if sequence is not None:  # a long answer that is preempted is not overdue at once
+                sequence.moved = now
         handoffs, self._scheduler.handoffs = self._scheduler.handoffs, []
         for sequence in handoffs:
             self._offer(sequence)
