@@ -46,9 +46,9 @@ def scheduler(pages: PageManager, *, local: bool = True, **limits: int) -> Sched
 
 def sequence(request: int, prompt: list[int], count: int, **more: Any) -> Sequence:
     """A greedy request of tenant ``scope`` (default: t)."""
-    scope, arrived = more.pop("scope", "t"), more.pop("arrived", 0.0)
+    scope, since = more.pop("scope", "t"), more.pop("since", 0.0)
     params = SamplingParams(max_tokens=count, temperature=0.0, **more)
-    return Sequence(request, scope, prompt, params, TOKENIZER, arrived)
+    return Sequence(request, scope, prompt, params, TOKENIZER, since)
 
 
 def prompt(seed: int, length: int) -> list[int]:
@@ -89,9 +89,10 @@ class Pair:
             tokens_max=self.prefill_pages.tokens_max,
             chunk_tokens=limits.get("chunk_tokens", 24),
             queue_max=limits.get("queue_max", 100),
+            wait_max=60.0,
         )
         self.decode.prefill_up("p")
-        self.prefill.receive("d", Join(self.target.endpoint(), LAYOUT.fingerprint))
+        self.prefill.receive("d", Join(self.target.endpoint(), LAYOUT.fingerprint), 0.0)
         self.texts: dict[int, list[int]] = {}
         self.ends: dict[int, Ended] = {}
         self.distrusted: list[str] = []
@@ -106,10 +107,10 @@ class Pair:
         """One step of each node and of the wire between them; False if nothing moved."""
         moved = self.decode.step(self.now)
         for _, offer in self.decode.to_prefill:
-            self.prefill.receive("d", offer)
+            self.prefill.receive("d", offer, self.now)
             moved = True
         self.decode.to_prefill.clear()
-        moved |= self.prefill.step()
+        moved |= self.prefill.step(self.now)
         for _, message in self.prefill.outbox:
             told = self._tamper(message) if isinstance(message, Complete) else message
             self.decode.answer("p", told)

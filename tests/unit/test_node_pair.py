@@ -233,7 +233,7 @@ def test_a_dead_decode_node_is_written_to_no_more() -> None:
             nodes.step()
         nodes.prefill.peer_dead("d")
         for _ in range(1000):
-            nodes.prefill.step()
+            nodes.prefill.step(0.0)
             if nodes.prefill.idle:
                 break
         assert nodes.prefill.idle
@@ -243,12 +243,44 @@ def test_a_dead_decode_node_is_written_to_no_more() -> None:
 
 def test_overdue_requests_end_whatever_holds_them_up() -> None:
     with pair(decode_pages=4) as nodes:
-        nodes.ask(1, prompt(1, 30), 33)
-        nodes.ask(2, prompt(2, 30), 33)
+        nodes.ask(1, prompt(1, 50), 14)
+        nodes.ask(2, prompt(2, 50), 14)
         nodes.step()
         nodes.now = 61.0
         nodes.run()
+        assert nodes.texts[1] == answer(prompt(1, 50), 14)
         assert nodes.ends[2].code == "capacity_exceeded"
+
+
+def test_offers_that_get_no_pages_are_refused_in_time_and_nothing_was_touched() -> None:
+    with pair(prefill_pages=8) as nodes:
+        assert nodes.prefill_pages.reserve(99, "t", prompt(9, 100), remote=False) is not None
+        nodes.ask(1, prompt(1, 90), 5)
+        nodes.step()
+        nodes.now = 61.0
+        nodes.run(lambda: 1 in nodes.ends)
+        assert nodes.ends[1].code == "capacity_exceeded"
+        assert nodes.decode_pages.pool.counts()["free"] == 64
+        assert nodes.prefill.idle
+
+
+def test_a_prefill_node_that_never_answers_is_not_waited_for_for_ever() -> None:
+    with pair() as nodes:
+        nodes.ask(1, prompt(1, 90), 5)
+        nodes.decode.step(0.0)
+        nodes.decode.step(601.0)
+        (end,) = nodes.decode.to_gateway()
+        assert getattr(end, "code", "") == "capacity_exceeded"
+        # The request has ended; its pages wait for the writer.
+        assert nodes.decode_pages.pool.counts()["quarantined"] == 6
+
+
+def test_a_prompt_that_no_gateway_lets_through_ends_its_request_and_not_the_node() -> None:
+    with pair() as nodes:
+        for request, tokens in enumerate([[], [97], [-1, 5]]):
+            nodes.ask(request, tokens, 5)
+        nodes.run()
+        assert [end.code for end in nodes.ends.values()] == ["internal_error"] * 3
 
 
 def offer(**change: Any) -> Offer:
@@ -283,7 +315,7 @@ def offer(**change: Any) -> Offer:
 )
 def test_prefill_refuses_and_touches_nothing(change: dict[str, Any], code: str) -> None:
     with pair() as nodes:
-        nodes.prefill.receive("d", offer(**change))
+        nodes.prefill.receive("d", offer(**change), 0.0)
         ((peer, message),) = nodes.prefill.outbox
         assert peer == "d" and isinstance(message, Reject) and message.code == code
         assert nodes.prefill.idle
@@ -292,13 +324,13 @@ def test_prefill_refuses_and_touches_nothing(change: dict[str, Any], code: str) 
 
 def test_prefill_refuses_strangers_other_layouts_and_a_full_queue() -> None:
     with pair(queue_max=1) as nodes:
-        nodes.prefill.receive("stranger", offer())
-        nodes.prefill.receive("other", Join(nodes.target.endpoint(), 1))
-        nodes.prefill.receive("other", offer())
-        nodes.prefill.receive("gone", Join("{}", LAYOUT.fingerprint))
-        nodes.prefill.receive("gone", offer())
-        nodes.prefill.receive("d", offer())
-        nodes.prefill.receive("d", offer(lease=Lease(11, 2)))
+        nodes.prefill.receive("stranger", offer(), 0.0)
+        nodes.prefill.receive("other", Join(nodes.target.endpoint(), 1), 0.0)
+        nodes.prefill.receive("other", offer(), 0.0)
+        nodes.prefill.receive("gone", Join("{}", LAYOUT.fingerprint), 0.0)
+        nodes.prefill.receive("gone", offer(), 0.0)
+        nodes.prefill.receive("d", offer(), 0.0)
+        nodes.prefill.receive("d", offer(lease=Lease(11, 2)), 0.0)
         codes = [(p, m.code) for p, m in nodes.prefill.outbox if isinstance(m, Reject)]
         assert codes == [
             ("stranger", "transfer_failed"),
@@ -310,9 +342,9 @@ def test_prefill_refuses_strangers_other_layouts_and_a_full_queue() -> None:
 
 def test_a_repeated_offer_is_an_error_and_changes_nothing() -> None:
     with pair() as nodes:
-        nodes.prefill.receive("d", offer())
+        nodes.prefill.receive("d", offer(), 0.0)
         with pytest.raises(RemoteOwnershipError, match="offered twice"):
-            nodes.prefill.receive("d", offer())
+            nodes.prefill.receive("d", offer(), 0.0)
         assert nodes.prefill.counts()["waiting"] == 1
 
 
@@ -332,8 +364,8 @@ def test_a_source_page_that_changed_hands_is_not_sent() -> None:
     with pair(chunk_tokens=32) as nodes:
         nodes.ask(1, prompt(1, 90), 10)
         nodes.decode.step(0.0)
-        nodes.prefill.receive("d", nodes.decode.to_prefill.pop()[1])
-        nodes.prefill.step()
+        nodes.prefill.receive("d", nodes.decode.to_prefill.pop()[1], 0.0)
+        nodes.prefill.step(0.0)
         nodes.prefill_pages.memory.words[0, 1] = 5
         nodes.run(lambda: 1 in nodes.ends)
         assert nodes.ends[1].code == "transfer_failed"

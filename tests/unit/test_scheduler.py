@@ -20,7 +20,7 @@ def run(engine: Scheduler) -> tuple[dict[int, list[int]], dict[int, Ended]]:
     for _ in range(10_000):
         if engine.idle:
             break
-        engine.step()
+        engine.step(0.0)
         engine._pages.pool.check_integrity()
         for output in engine.outputs:
             if isinstance(output, Delta):
@@ -141,7 +141,7 @@ def test_a_foreign_write_during_the_pass_drops_the_step_of_that_request_alone(
     engine.add(sequence(1, prompt(1, 20), 30))
     engine.add(sequence(2, prompt(2, 20), 30))
     while not engine.outputs:
-        engine.step()
+        engine.step(0.0)
     victim = engine.get(1)
     assert victim is not None and victim.table is not None
     page = int(victim.table.pages[0])
@@ -154,7 +154,7 @@ def test_a_foreign_write_during_the_pass_drops_the_step_of_that_request_alone(
 
     with monkeypatch.context() as patch:
         patch.setattr(engine._runner, "forward", foreign)
-        engine.step()
+        engine.step(0.0)
     texts, ends = run(engine)
     assert ends[1].code == "ownership_violation" and "foreign" in ends[1].message
     assert len(texts[1]) == done
@@ -169,7 +169,7 @@ def test_without_the_checks_the_same_write_would_go_unnoticed() -> None:
     pages = page_manager(16, "off")
     engine = scheduler(pages)
     engine.add(sequence(1, prompt(1, 20), 5))
-    engine.step()
+    engine.step(0.0)
     sequence_1 = engine.get(1)
     assert sequence_1 is not None and sequence_1.table is not None
     pages.memory.words[int(sequence_1.table.pages[0]), 1] = 999
@@ -200,7 +200,7 @@ def test_a_client_that_leaves_in_any_phase_gives_all_pages_back() -> None:
         engine.add(sequence(1, prompt(1, 60), 8))
         engine.add(sequence(2, prompt(2, 60), 8))
         for _ in range(steps):
-            engine.step()
+            engine.step(0.0)
         for request in (1, 2):
             leaving = engine.get(request)
             if leaving is not None:
@@ -237,7 +237,7 @@ def test_stop_token_stop_string_and_length() -> None:
     engine.add(sequence(2, text, 20, stop=(f"<{expected[5]}><{expected[6]}>",), scope="u"))
     outputs: list[str] = []
     while not engine.idle:
-        engine.step()
+        engine.step(0.0)
         outputs += [o.text for o in engine.outputs if isinstance(o, Delta) and o.request == 2]
         ends = [o for o in engine.outputs if isinstance(o, Ended)]
         for end in ends:
@@ -254,7 +254,7 @@ def test_logprobs_come_with_every_token() -> None:
     engine.add(sequence(1, prompt(1, 20), 3, logprobs=2))
     deltas = []
     while not engine.idle:
-        engine.step()
+        engine.step(0.0)
         deltas += [o for o in engine.outputs if isinstance(o, Delta)]
         engine.outputs.clear()
     for delta in deltas:

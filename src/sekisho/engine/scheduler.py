@@ -54,6 +54,7 @@ class Scheduler:
         self._chunk_tokens = chunk_tokens
         self._queue_max = queue_max
         self._local_prefill = local_prefill
+        self._now = 0.0
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
         self._all: dict[int, Sequence] = {}
@@ -109,10 +110,9 @@ class Scheduler:
             )
         )
 
-    def overdue(self, before: float) -> list[Sequence]:
-        """Requests that do not run, and neither arrived nor got a token since a point in time."""
-        phases = (Phase.WAITING, Phase.TRANSFERRING)
-        return [s for s in self._all.values() if s.moved < before and s.phase in phases]
+    def overdue(self, phase: Phase, before: float) -> list[Sequence]:
+        """Requests in ``phase`` that have been waiting since before a point in time."""
+        return [s for s in self._all.values() if s.phase is phase and s.since < before]
 
     def counts(self) -> dict[str, int]:
         """Requests waiting and running."""
@@ -125,8 +125,9 @@ class Scheduler:
 
     # -- one step
 
-    def step(self) -> bool:
+    def step(self, now: float) -> bool:
         """Admit, run one forward pass, release what was verified; False if there was no work."""
+        self._now = now
         self._admit()
         works = self._decode_works() + self._prefill_works()
         if not works:
@@ -209,6 +210,7 @@ class Scheduler:
         self._pages.release(_table(sequence))
         sequence.table = None
         sequence.phase = Phase.WAITING
+        sequence.since = self._now
         self._running.remove(sequence)
         self._waiting.appendleft(sequence)
 

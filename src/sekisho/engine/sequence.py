@@ -29,7 +29,10 @@ class Sequence:
     no later request can inherit it (GHSA-v97p-wpxp-px84, GHSA-fpch-3xrf-7q96).
 
     ``tokens`` are prompt and answer; their keys and values are in ``table``, all but the last
-    one's, which the next decode step computes. ``moved``: when it arrived, or last got a token.
+    one's, which the next decode step computes. ``since``: when it began to wait, seconds.
+
+    Raises:
+        ValueError: the prompt is empty or holds a token outside the vocabulary.
     """
 
     def __init__(
@@ -39,14 +42,16 @@ class Sequence:
         tokens: list[int],
         params: SamplingParams,
         tokenizer: Tokenizer,
-        arrived: float,
+        since: float,
     ) -> None:
+        if not tokens or min(tokens) < 0 or max(tokens) >= tokenizer.vocab_size:
+            raise ValueError("the prompt is empty or holds a token outside the vocabulary")
         self.request = request
         self.scope = scope
         self.tokens = list(tokens)
         self.prompt_count = len(tokens)
         self.params = params
-        self.moved = arrived
+        self.since = since
         self.phase = Phase.WAITING
         self.table: BlockTable | None = None
         self.cached_tokens = 0

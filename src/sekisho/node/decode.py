@@ -33,6 +33,9 @@ from sekisho.engine.sequence import Phase, Sequence
 from sekisho.engine.tokenizer import Tokenizer
 from sekisho.node.messages import Abort, Distrust, Generate
 
+# A long prompt is computed for minutes, but a stopped prefill node is not waited for for ever.
+_TRANSFER_FACTOR = 10
+
 
 @dataclass(eq=False)
 class _Taking:
@@ -45,7 +48,12 @@ class _Taking:
 
 
 class DecodeNode:
-    """Owns the scheduler and every hand-off whose writer is not terminal."""
+    """Owns the scheduler and every hand-off whose writer is not terminal.
+
+    Args:
+        wait_max: seconds that a request may wait for pages here; one that waits for a prefill
+            node may take ten times as long. Time ends requests, never the pinning of their pages.
+    """
 
     def __init__(
         self, scheduler: Scheduler, pages: PageManager, tokenizer: Tokenizer, *, wait_max: float
@@ -55,7 +63,7 @@ class DecodeNode:
         self._scheduler = scheduler
         self._pages = pages
         self._tokenizer = tokenizer
-        self._wait_max = wait_max
+        self._limits = {Phase.WAITING: wait_max, Phase.TRANSFERRING: _TRANSFER_FACTOR * wait_max}
         self._prefills: set[str] = set()
         self._chosen: dict[int, str] = {}
         self._takings: dict[Lease, _Taking] = {}
@@ -65,9 +73,14 @@ class DecodeNode:
 
     def generate(self, message: Generate, now: float) -> None:
         """A new request; whatever is wrong with it, it gets its one `Ended`."""
-        sequence = Sequence(
-            message.request, message.scope, message.tokens, message.params, self._tokenizer, now
-        )
+        try:
+            sequence = Sequence(
+                message.request, message.scope, message.tokens, message.params, self._tokenizer, now
+            )
+        except ValueError as error:  # the gateway lets none of these through
+            end = Ended(message.request, "internal_error", str(error), 0, 0)
+            self._scheduler.outputs.append(end)
+            return
         self._chosen[message.request] = message.prefill
         self._scheduler.add(sequence)
 
@@ -123,14 +136,11 @@ class DecodeNode:
 
     def step(self, now: float) -> bool:
         """One scheduler step and the offers it asks for; False if there was no work."""
-        for sequence in self._scheduler.overdue(now - self._wait_max):
-            text = f"no pages for this request within {self._wait_max:g} s"
-            self._end(sequence, Outcome("capacity_exceeded", text))
-        worked = self._scheduler.step()
-        for output in self._scheduler.outputs:
-            sequence = self._scheduler.get(output.request)
-            if sequence is not None:  # a long answer that is preempted is not overdue at once
-                sequence.moved = now
+        for phase, limit in self._limits.items():
+            for sequence in self._scheduler.overdue(phase, now - limit):
+                text = f"{phase.value} for more than {limit:g} s"
+                self._end(sequence, Outcome("capacity_exceeded", text))
+        worked = self._scheduler.step(now)
         handoffs, self._scheduler.handoffs = self._scheduler.handoffs, []
         for sequence in handoffs:
             self._offer(sequence)

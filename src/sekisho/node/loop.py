@@ -176,7 +176,7 @@ class PrefillLoop:
         self._line.ready(self._config, self._parts, self._config.address)
         was_idle = True
         while True:
-            busy = self._node.step()
+            busy = self._node.step(time.monotonic())
             for peer, message in self._node.outbox:
                 self._socket.send_multipart([peer.encode(), wire.encode_to_decode(message)])
             self._node.outbox.clear()
@@ -205,7 +205,7 @@ class PrefillLoop:
 
     def _offered(self, peer: str, frame: bytes) -> None:
         try:
-            self._node.receive(peer, wire.decode_to_prefill(frame))
+            self._node.receive(peer, wire.decode_to_prefill(frame), time.monotonic())
         except (RemoteOwnershipError, msgspec.DecodeError) as error:
             log.error("ignored a word of %s: %s", peer, error)
 

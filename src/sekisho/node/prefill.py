@@ -40,6 +40,7 @@ class _Job:
     offer: Offer
     give: GiveHandoff
     sent: int
+    since: float
     table: BlockTable | None = None
 
 
@@ -64,6 +65,7 @@ class PrefillNode:
         tokens_max: int,
         chunk_tokens: int,
         queue_max: int,
+        wait_max: float,
     ) -> None:
         self.outbox: list[tuple[str, Answer]] = []
         self.violations: list[Evidence] = []
@@ -73,6 +75,7 @@ class PrefillNode:
         self._transport = transport
         self._chunk_tokens = chunk_tokens
         self._queue_max = queue_max
+        self._wait_max = wait_max
         self._peers: dict[str, _Peer] = {}
         self._jobs: dict[Lease, _Job] = {}
         self._queue: deque[_Job] = deque()
@@ -81,7 +84,7 @@ class PrefillNode:
 
     # -- what comes in
 
-    def receive(self, peer: str, message: Join | Offer | AbortOffer) -> None:
+    def receive(self, peer: str, message: Join | Offer | AbortOffer, now: float) -> None:
         """A decode node's word.
 
         Raises:
@@ -91,7 +94,7 @@ class PrefillNode:
             case Join():
                 self._peers[peer] = self._join(message)
             case Offer():
-                self._offer(peer, message)
+                self._offer(peer, message, now)
             case AbortOffer(lease=lease):
                 job = self._jobs.get(lease)
                 # An unknown lease has had its one answer already, on the same ordered channel.
@@ -125,9 +128,10 @@ class PrefillNode:
 
     # -- one step
 
-    def step(self) -> bool:
+    def step(self, now: float) -> bool:
         """Collect completions, admit, compute one batch of chunks, send what became full."""
         self._collect()
+        self._refuse_overdue(now - self._wait_max)
         self._admit()
         works = self._works()
         if not works:
@@ -153,14 +157,14 @@ class PrefillNode:
         except TransportError as error:
             return _Peer(refusal=str(error))
 
-    def _offer(self, peer: str, offer: Offer) -> None:
+    def _offer(self, peer: str, offer: Offer, now: float) -> None:
         if offer.lease in self._jobs:
             raise RemoteOwnershipError(f"{offer.lease} is offered twice")
         code, reason = self._refusal(peer, offer)
         if code:
             self.outbox.append((peer, Reject(offer.lease, code, reason)))
             return
-        job = _Job(peer, offer, GiveHandoff(offer), offer.first_ordinal)
+        job = _Job(peer, offer, GiveHandoff(offer), offer.first_ordinal, now)
         self._jobs[offer.lease] = job
         self._peers[peer].leases.add(offer.lease)
         self._queue.append(job)
@@ -184,6 +188,14 @@ class PrefillNode:
         if chain(root, offer.tokens, layout.page_size)[-1] != offer.token_digest:
             return "ownership_violation", "the offer's tokens are not the ones it names"
         return "", ""
+
+    def _refuse_overdue(self, before: float) -> None:
+        """Offers that got no pages for too long: nothing was touched for them yet."""
+        while self._queue and self._queue[0].since < before:
+            job = self._queue.popleft()
+            text = f"prefill had no pages for this request within {self._wait_max:g} s"
+            self.outbox.append((job.peer, Reject(job.offer.lease, "capacity_exceeded", text)))
+            self._forget(job)
 
     def _admit(self) -> None:
         while self._queue:
@@ -273,9 +285,12 @@ class PrefillNode:
         if not job.give.writing:
             self._retire(job)
         if job.give.closed:
-            self._jobs.pop(job.offer.lease, None)
-            if job.peer in self._peers:
-                self._peers[job.peer].leases.discard(job.offer.lease)
+            self._forget(job)
+
+    def _forget(self, job: _Job) -> None:
+        self._jobs.pop(job.offer.lease, None)
+        if job.peer in self._peers:
+            self._peers[job.peer].leases.discard(job.offer.lease)
 
     def _retire(self, job: _Job) -> None:
         """Nothing more is computed for this job: its pages go, those being read stay pinned."""

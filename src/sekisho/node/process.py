@@ -70,6 +70,7 @@ def _loop(
             tokens_max=parts.tokens_max,
             chunk_tokens=config.chunk_tokens,
             queue_max=config.queue_max,
+            wait_max=config.wait_max,
         )
         return PrefillLoop(context, line, config, parts, prefill)
     scheduler = Scheduler(
