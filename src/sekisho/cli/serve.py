@@ -23,9 +23,9 @@ def serve(settings: Settings) -> None:
     from sekisho.engine.demo import ensure_demo_model
     from sekisho.engine.spec import ModelError
     from sekisho.gateway.fleet import FleetError
+    from sekisho.gateway.keys import StoreError
     from sekisho.gateway.serve import ServeError
     from sekisho.gateway.serve import serve as run
-    from sekisho.gateway.keys import StoreError
 
     logging.basicConfig(
         level=settings.log_level.upper(),
