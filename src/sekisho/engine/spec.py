@@ -65,9 +65,9 @@ _NEUTRAL: Final[dict[str, tuple[object, ...]]] = {
     "hidden_act": ("silu",),
     "mlp_bias": (None, False),
     "quantization_config": (None,),
-    "num_experts": (None,),
-    "num_local_experts": (None,),
-    "n_routed_experts": (None,),
+    "num_experts": (None, 0),
+    "num_local_experts": (None, 0),
+    "n_routed_experts": (None, 0),
     "attn_logit_softcapping": (None,),
     "final_logit_softcapping": (None,),
 }
@@ -198,8 +198,9 @@ def _refuse_unsupported(config: _Fields, architecture: str) -> None:
     ):
         raise config.refuse("attention_bias", f"not supported for {architecture}")
     kinds = config.values.get("layer_types")
+    supported = ("full_attention", "sliding_attention")
     if kinds is not None and not (
-        isinstance(kinds, list) and set(kinds) <= {"full_attention", "sliding_attention"}
+        isinstance(kinds, list) and all(kind in supported for kind in kinds)
     ):
         raise config.refuse("layer_types", "not supported")
 
