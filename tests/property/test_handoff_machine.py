@@ -1,9 +1,8 @@
 """Hand-offs over one pool, with every fault of a transport and of a peer.
 
-Several offers at once, each a `TakeHandoff` and a `GiveHandoff` joined by two FIFO channels. The
-transport is hostile: writes land in parts and in any order, are lost, stay in doubt and land late,
-or are reported as landed without having been written and land after all. The model keeps beside
-the memory who really wrote each page last, and knows which writes can still land.
+Each offer is a `TakeHandoff` and a `GiveHandoff` joined by two FIFO channels. Writes land in parts
+and in any order, are lost, stay in doubt and land late, or are reported as landed and are not. The
+model knows who really wrote each page last, and which writes can still land.
 """
 
 from collections import deque

@@ -14,6 +14,24 @@ def test_kind_and_status_come_from_the_code(code: str) -> None:
     assert (outcome.kind, outcome.http_status) == CODES[code]
 
 
+def test_the_codes_are_these() -> None:
+    """Clients, dashboards and bills know them by name: one that goes or changes is a break."""
+    assert {code: status for code, (_, status) in CODES.items()} == {
+        "stop": 200,
+        "length": 200,
+        "context_length_exceeded": 400,
+        "queue_full": 429,
+        "capacity_exceeded": 503,
+        "not_ready": 503,
+        "client_gone": 499,
+        "shutting_down": 503,
+        "ownership_violation": 500,
+        "transfer_failed": 502,
+        "node_lost": 503,
+        "internal_error": 500,
+    }
+
+
 @pytest.mark.parametrize("code", ["", "STOP", "ok", "finished"])
 def test_an_unknown_code_is_refused(code: str) -> None:
     with pytest.raises(LocalOwnershipError, match="unknown outcome code"):
