@@ -1,0 +1,130 @@
+"""``sekisho serve`` as a user starts it: a command, its output, Ctrl-C."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+SEKISHO = str(Path(sys.executable).with_name("sekisho"))
+START_S = 240.0
+STOP_S = 120.0
+
+
+class ServeError(Exception):
+    """The command did not do what it should; the message holds what it printed on stderr."""
+
+
+@dataclass
+class Served:
+    """A platform that serves. ``keys`` are by tenant, ``curl`` is the line to try it with."""
+
+    process: subprocess.Popen[str]
+    folder: Path
+    output: str
+    url: str
+    model: str
+    tokens_max: int
+    keys: dict[str, str]
+    curl: str
+
+    def log(self) -> str:
+        """Everything on stderr so far."""
+        return (self.folder / "stderr").read_text()
+
+    def nodes(self) -> list[int]:
+        """Process ids of all processes below the command, grandchildren too."""
+        return _descendants(self.process.pid)
+
+    def interrupt(self) -> int:
+        """What Ctrl-C does, a SIGINT to the whole process group; returns the exit code."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGINT)
+        return self.wait()
+
+    def wait(self) -> int:
+        """The exit code, once the command has ended."""
+        return self.process.wait(STOP_S)
+
+    def left_behind(self) -> list[str]:
+        """Folders and files in its folder for temporary files."""
+        return sorted(path.name for path in (self.folder / "tmp").iterdir())
+
+
+@contextlib.contextmanager
+def serve(command: Sequence[str], *flags: str, environ: dict[str, str]) -> Iterator[Served]:
+    """Run ``command`` on a free port, with its own folders for state and temporary files.
+
+    Everything that is left of it at the end is killed.
+
+    Raises:
+        ServeError: it ended, or said nothing within `START_S`.
+    """
+    # Short: the paths of sockets below it have a limit of 107 bytes.
+    with tempfile.TemporaryDirectory(prefix="serve-") as name:
+        folder = Path(name)
+        (folder / "tmp").mkdir()
+        with (folder / "stdout").open("w") as out, (folder / "stderr").open("w") as err:
+            process = subprocess.Popen(
+                [*command, *flags],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                text=True,
+                env={**os.environ, **environ, "TMPDIR": str(folder / "tmp")},
+                start_new_session=True,
+            )
+        try:
+            yield _announced(process, folder)
+        finally:
+            left = [process.pid, *_descendants(process.pid)]
+            if process.poll() is None:
+                for pid in left:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                process.wait()
+
+
+def _announced(process: subprocess.Popen[str], folder: Path) -> Served:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline and process.poll() is None:
+        output = (folder / "stdout").read_text()
+        if "curl" in output and output.endswith("\n\n"):
+            return _parsed(process, folder, output)
+        time.sleep(0.1)
+    code = process.poll()
+    state = "says nothing" if code is None else f"ended with {code}"
+    raise ServeError(f"the command {state}: {(folder / 'stderr').read_text()}")
+
+
+def _parsed(process: subprocess.Popen[str], folder: Path, output: str) -> Served:
+    served = re.search(r"^Sekisho serves (\S+) at (http://\S+)/v1$", output, re.MULTILINE)
+    longest = re.search(r"^Longest request: (\d+) tokens", output, re.MULTILINE)
+    keys = dict(re.findall(r"^  (\S+): (sk-sekisho-\S+)$", output, re.MULTILINE))
+    curl = re.search(r"^curl [^\n]*\\\n[^\n]*$", output, re.MULTILINE)
+    if not (served and longest and curl and len(keys) == 2):
+        raise ServeError(f"this is not what it should print: {output}")
+    return Served(process, folder, output, served[2], served[1], int(longest[1]), keys, curl[0])
+
+
+def _descendants(pid: int) -> list[int]:
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in map(int, task.read_text().split()):
+                found += [child, *_descendants(child)]
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    """Whether that process exists; one that has ended and waits for its parent does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
