@@ -161,21 +161,21 @@ class Pool:
 
     def hold(self, pages: Pages, serials: NDArray[np.uint64], scope: str) -> None:
         """One more holder for SEALED pages of the same scope, still under the same leases."""
-        self._check_held(pages, serials)
+        holders = self._check_held(pages, serials)
         check(bool((self._state[pages] == State.SEALED).all()), "only sealed pages are shared")
         same = self._scope[pages] == self._scopes.get(scope, 0)
         check(bool(same.all()), "a page belongs to another scope")
-        self._holders[pages] += 1
+        self._holders[pages] = holders + 1
 
     def drop(self, pages: Pages, serials: NDArray[np.uint64]) -> Pages:
         """One holder less; returns the pages that became FREE by it.
 
         The serials make a second drop by the same holder an error instead of a double free.
         """
-        self._check_held(pages, serials)
-        self._holders[pages] -= 1
-        gone = pages[self._holders[pages] == 0]
-        pinned = self._pins[gone] > 0
+        left = self._check_held(pages, serials) - 1
+        self._holders[pages] = left
+        gone = pages[left == 0]
+        pinned = self._pins.take(gone) > 0
         if pinned.any():
             self._move(gone[pinned], PageEvent.LAST_HOLDER_GONE_PINNED)
             gone = gone[~pinned]
@@ -232,21 +232,26 @@ class Pool:
         check(inside, "page index out of range")
         order = self._order[: pages.size]
         self._mark[pages] = order
-        check(bool((self._mark[pages] == order).all()), "a page is named twice")
+        check(bool((self._mark.take(pages) == order).all()), "a page is named twice")
 
-    def _check_held(self, pages: Pages, serials: NDArray[np.uint64]) -> None:
+    def _check_held(self, pages: Pages, serials: NDArray[np.uint64]) -> NDArray[np.int32]:
+        """The number of holders of each page, all above 0."""
         self._check_pages(pages)
         check(len(serials) == len(pages), "one serial a page")
-        check(bool((self._serial[pages] == serials).all()), "a page is now of another lease")
-        check(bool((self._holders[pages] > 0).all()), "a page has no holder")
+        same = self._serial.take(pages) == serials
+        check(bool(same.all()), "a page is now of another lease")
+        holders = self._holders.take(pages)
+        check(bool((holders > 0).all()), "a page has no holder")
+        return holders
 
     def _move(self, pages: Pages, event: PageEvent) -> None:
-        before = self._state[pages]
-        after = _NEXT[event][before]
+        before = self._state.take(pages)
+        after = _NEXT[event].take(before)
         check(bool((after != _ILLEGAL).all()), f"illegal for a page here: {event.value}")
         self._state[pages] = after
-        gained = np.bincount(after, minlength=4) - np.bincount(before, minlength=4)
-        self._counts = [old + int(more) for old, more in zip(self._counts, gained, strict=True)]
+        for state in State:
+            gained = np.count_nonzero(after == state) - np.count_nonzero(before == state)
+            self._counts[state] += int(gained)
 
     def _take_ring(self, count: int) -> Pages:
         pages = self._ring_view(count)

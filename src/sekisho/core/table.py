@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from sekisho.core.errors import Evidence, check
 from sekisho.core.lease import Lease
-from sekisho.core.memory import ORDINAL_WORD, PageMemory, Words, make_headers
+from sekisho.core.memory import ORDINAL_WORD, WORDS, PageMemory, Words, make_headers
 from sekisho.core.page import HEADER, PageLayout, chain_next
 from sekisho.core.pool import Pages
 
@@ -48,7 +48,7 @@ class BlockTable:
         self._tail: list[int] = []
         self._count = 0
         self._pages = np.zeros(8, np.intp)
-        self._words: Words = np.zeros((8, 8), np.uint64)
+        self._words: Words = np.zeros((8, WORDS), np.uint64)
 
     @property
     def pages(self) -> Pages:
@@ -164,8 +164,9 @@ class BlockTable:
         need = self._count + len(pages)
         if need > len(self._pages):
             room = max(need, 2 * len(self._pages))
-            self._pages = np.concatenate([self.pages, np.zeros(room - self._count, np.intp)])
-            self._words = np.concatenate([self.words, np.zeros((room - self._count, 8), np.uint64)])
+            held, expected = self.pages, self.words
+            self._pages, self._words = np.empty(room, np.intp), np.empty((room, WORDS), np.uint64)
+            self._pages[: self._count], self._words[: self._count] = held, expected
         self._pages[self._count : need] = pages
         self._words[self._count : need] = words
         self._count = need
