@@ -1,0 +1,1 @@
+"""Ratios, measured interleaved in one run: ``make bench``."""

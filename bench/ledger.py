@@ -1,0 +1,91 @@
+"""The ledger of a large pool: what one request of a million tokens costs, without any payload.
+
+reserve: a lease, its pages, and the headers that are expected in them. verify: one pass over all
+of its pages. release: the pages back to the pool. Digests of the tokens are computed beforehand:
+they are a cost of the text (`chain`, in the table for information), not of the ledger.
+"""
+
+import mmap
+import time
+from statistics import median
+
+import numpy as np
+
+from bench.demo import load_demo
+from bench.report import SEED, BenchError, Row
+from sekisho.core.memory import PageMemory
+from sekisho.core.page import PageLayout, chain, chain_root
+from sekisho.core.pool import Pool
+from sekisho.core.table import BlockTable, verify
+
+ROUNDS = 25
+POOL_TOKENS = 2_040_000
+REQUEST_TOKENS = 1_048_576
+TARGET_MS = 5.0
+TARGET_BYTES = 64
+PAGE_SIZE = 16
+_MAP_NORESERVE = 0x4000  # Linux; in Python's mmap from 3.13 on
+
+
+def run(rounds: int | None) -> list[Row]:
+    """Medians in milliseconds: headers as close as they can lie, and as far as real pages put
+    them (of those only the headers are ever touched)."""
+    small = PageLayout(PAGE_SIZE, 1, 1, 1, 1, "ledger")
+    generator = np.random.default_rng(SEED)
+    tokens = generator.integers(0, 2**16, REQUEST_TOKENS).tolist()
+    root = chain_root("bench", small.model)
+    start = time.perf_counter()
+    digests = chain(root, tokens, PAGE_SIZE)
+    hashing = (time.perf_counter() - start) * 1e3
+    rows = []
+    for layout, target in ((small, TARGET_MS), (load_demo().layout, None)):
+        times, page_bytes = _measure(layout, root, digests, rounds or ROUNDS)
+        where = f"headers {layout.page_bytes} B apart"
+        for name, values in times.items():
+            samples = {"ours": values}
+            rows.append(
+                Row(
+                    "ledger", name, "ms", median(values), target=target, note=where, samples=samples
+                )
+            )
+    rows.append(Row("ledger", "chain", "ms", hashing, note="digests of 1,048,576 tokens"))
+    rows.append(Row("ledger", "bytes a page", "B", page_bytes, target=TARGET_BYTES))
+    return rows
+
+
+def _measure(
+    layout: PageLayout, root: bytes, digests: list[bytes], rounds: int
+) -> tuple[dict[str, list[float]], float]:
+    count = layout.pages_for(POOL_TOKENS)
+    pool = Pool(count, SEED)
+    flags = mmap.MAP_PRIVATE | _MAP_NORESERVE
+    buffer = mmap.mmap(-1, count * layout.page_bytes, flags=flags)
+    buffer.madvise(mmap.MADV_NOHUGEPAGE)
+    memory = PageMemory(np.frombuffer(buffer, np.uint8), layout, count)
+    # A pool that has been in use: pages lie in no order.
+    lease = pool.open_lease("bench")
+    used = pool.grant(lease, count)
+    shuffled = np.random.default_rng(SEED).permutation(used)
+    memory.blank(shuffled)
+    pool.drop(shuffled, np.full(count, lease.serial, np.uint64))
+    times: dict[str, list[float]] = {"reserve": [], "verify": [], "release": []}
+    for request in range(rounds):
+        begin = time.perf_counter()
+        lease = pool.open_lease("bench")
+        pages = pool.grant(lease, len(digests))
+        table = BlockTable(layout, request, lease, root)
+        table.expect(pages, REQUEST_TOKENS, [], digests)
+        reserved = time.perf_counter()
+        memory.words[pages] = table.words  # what the writer does
+        written = time.perf_counter()
+        evidence = verify(memory, [table])
+        verified = time.perf_counter()
+        pool.drop(table.pages, table.serials)
+        pool.close_lease(lease)
+        end = time.perf_counter()
+        if evidence:
+            raise BenchError("the ledger's own headers do not agree")
+        times["reserve"].append((reserved - begin) * 1e3)
+        times["verify"].append((verified - written) * 1e3)
+        times["release"].append((end - verified) * 1e3)
+    return times, pool.ledger_bytes() / count
