@@ -394,9 +394,20 @@ def test_text_ends_before_the_first_stop_wherever_tokens_begin(
     assert growing.stopped == (cut(text, stop) != text)
 
 
-@given(text=st.text("ab", max_size=300), stop=st.text("ab", min_size=3, max_size=30))
-def test_long_stops_of_few_letters(demo: Tokenizer, text: str, stop: str) -> None:
+@given(text=st.text("ab", max_size=100), stop=st.text("ab", min_size=2, max_size=7))
+def test_stops_that_overlap_themselves(demo: Tokenizer, text: str, stop: str) -> None:
     assert joined(demo, demo.encode(text), (stop,)) == cut(text, (stop,))
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "shown"),
+    [("aaab", "aab", "a"), ("xababac", "abac", "xab"), ("aabaabaaa", "aabaaa", "aab")],
+)
+def test_a_failed_match_may_hold_the_beginning_of_the_next(
+    demo: Tokenizer, text: str, stop: str, shown: str
+) -> None:
+    deltas, growing = pushes(demo, text, stop)
+    assert ("".join(deltas), growing.stopped) == (shown, True)
 
 
 def pushes(demo: Tokenizer, letters: str, *stop: str) -> tuple[list[str], Detokenizer]:
