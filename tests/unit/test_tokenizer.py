@@ -172,7 +172,7 @@ def test_messages_that_the_template_cannot_render(messages: Any, demo: Tokenizer
 
 def test_what_a_template_says_reaches_the_caller(tmp_path: Path) -> None:
     template = (
-        "{% if messages[0].role != 'user' %}{{ raise_exception('user goes first') }}{% endif %}"
+        "{% if messages[0].role != 'user' %}{{ raise_exception('user\\n goes first') }}{% endif %}"
     )
     loaded = load_tokenizer(write_model(tmp_path, sentence_piece_backend(), chat_template=template))
     with pytest.raises(TemplateError, match=r"^user goes first$"):

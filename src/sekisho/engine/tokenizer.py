@@ -176,7 +176,7 @@ class Detokenizer:
     def _release(self, text: str, last: bool) -> str:
         """Take new text in, give out what no stop string can reach any more: all, if ``last``."""
         while self._leading_spaces and text:
-            self._leading_spaces = self._leading_spaces - 1 if text[0] == " " else 0
+            self._leading_spaces -= 1
             text = text.removeprefix(" ")
         if not self._stops:
             return text
