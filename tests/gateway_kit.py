@@ -87,12 +87,15 @@ class ScriptedBackend:
     is_ready: bool = True
     calls: list[Call] = field(default_factory=list)
     closed: list[int] = field(default_factory=list)
+    # Kept, so that only the gateway closes a stream, and never the garbage collector.
+    _streams: list[AsyncGenerator[Delta | Ended, None]] = field(default_factory=list)
 
     def reset(self) -> None:
         """As new, so that one gateway can serve many tests."""
         self.script, self.limit, self.is_ready = say("Hel", "lo"), TOKENS_MAX, True
         self.calls.clear()
         self.closed.clear()
+        self._streams.clear()
 
     def tokens_max(self) -> int:
         return self.limit
@@ -100,11 +103,17 @@ class ScriptedBackend:
     def ready(self) -> bool:
         return self.is_ready
 
-    async def generate(
+    def generate(
         self, scope: str, tokens: list[int], params: SamplingParams
     ) -> AsyncGenerator[Delta | Ended, None]:
         self.calls.append(Call(scope, tokens, params))
-        request = len(self.calls)
+        stream = self._follow(len(self.calls), params)
+        self._streams.append(stream)
+        return stream
+
+    async def _follow(
+        self, request: int, params: SamplingParams
+    ) -> AsyncGenerator[Delta | Ended, None]:
         try:
             for step in self.script(request, params):
                 await asyncio.sleep(0)
