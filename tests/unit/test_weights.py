@@ -106,7 +106,7 @@ def test_a_missing_tensor_is_named(llama: tuple[Path, ModelSpec]) -> None:
     change(llama[0], lambda tensors: tensors.pop(name))
     with pytest.raises(ModelError) as caught:
         load_weights(*llama, torch.float32)
-    assert str(caught.value) == f"tensor {name}: expected shape (96, 176), found none"
+    assert str(caught.value) == f"tensor {name}: expected shape (96, 180), found none"
 
 
 def test_a_surplus_tensor_is_named(llama: tuple[Path, ModelSpec]) -> None:
