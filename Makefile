@@ -11,13 +11,16 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
 
-.PHONY: help venv system model serve test bench lint clean
+.PHONY: help venv system model serve demo test bench lint clean
 
 help:  ## this list
 	@awk -F ':.*##  *' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' Makefile
 
 serve: model  ## start gateway and nodes with the demo model; ARGS="--prefill 2 --decode 2"
 	@exec $(BIN)/sekisho serve $(ARGS)
+
+demo: model  ## a leak between two tenants, and the same leak caught; one minute
+	@$(BIN)/python examples/leak_caught.py
 
 test: model  ## all tests, core/ covered to the last line and branch; prints its seeds
 	$(BIN)/pytest --cov --cov-report=term-missing:skip-covered $(ARGS)

@@ -134,7 +134,9 @@ def add_requests(scheduler: Scheduler, demo: Demo, count: int, answer: int) -> N
     params = SamplingParams(max_tokens=answer, temperature=0.0)
     for request in range(count):
         prompt = demo.prompts[request]
-        scheduler.add(Sequence(request, "bench", prompt, params, demo.tokenizer, 0.0))
+        scheduler.add(
+            Sequence(request, "bench", prompt, params, demo.tokenizer, demo.spec.vocab_size, 0.0)
+        )
 
 
 def collect(scheduler: Scheduler, count: int, answer: int) -> list[list[int]]:

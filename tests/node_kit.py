@@ -19,7 +19,7 @@ from sekisho.node.decode import DecodeNode
 from sekisho.node.messages import Distrust, Generate, Join
 from sekisho.node.prefill import PrefillNode
 from sekisho.transport import MemoryTransport, Transport
-from stand_in import LAYOUT, StandInRunner, StandInTokenizer
+from stand_in import LAYOUT, VOCABULARY, StandInRunner, StandInTokenizer
 
 TOKENIZER = cast(Tokenizer, StandInTokenizer())
 
@@ -48,7 +48,7 @@ def sequence(request: int, prompt: list[int], count: int, **more: Any) -> Sequen
     """A greedy request of tenant ``scope`` (default: t)."""
     scope, since = more.pop("scope", "t"), more.pop("since", 0.0)
     params = SamplingParams(max_tokens=count, temperature=0.0, **more)
-    return Sequence(request, scope, prompt, params, TOKENIZER, since)
+    return Sequence(request, scope, prompt, params, TOKENIZER, VOCABULARY, since)
 
 
 def prompt(seed: int, length: int) -> list[int]:
@@ -81,7 +81,9 @@ class Pair:
             PageMemory(self.source.region, LAYOUT, prefill_pages), Pool(prefill_pages, 12), policy
         )
         self.scheduler = scheduler(self.decode_pages, local=False, **limits)
-        self.decode = DecodeNode(self.scheduler, self.decode_pages, TOKENIZER, wait_max=60.0)
+        self.decode = DecodeNode(
+            self.scheduler, self.decode_pages, TOKENIZER, vocab_size=VOCABULARY, wait_max=60.0
+        )
         self.prefill = PrefillNode(
             StandInRunner(self.prefill_pages.memory),
             self.prefill_pages,

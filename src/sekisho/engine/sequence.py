@@ -30,6 +30,7 @@ class Sequence:
 
     ``tokens`` are prompt and answer; their keys and values are in ``table``, all but the last
     one's, which the next decode step computes. ``since``: when it began to wait, seconds.
+    ``vocab_size`` is the model's, which may be larger than the tokenizer's.
 
     Raises:
         ValueError: the prompt is empty or holds a token outside the vocabulary.
@@ -42,9 +43,10 @@ class Sequence:
         tokens: list[int],
         params: SamplingParams,
         tokenizer: Tokenizer,
+        vocab_size: int,
         since: float,
     ) -> None:
-        if not tokens or min(tokens) < 0 or max(tokens) >= tokenizer.vocab_size:
+        if not tokens or min(tokens) < 0 or max(tokens) >= vocab_size:
             raise ValueError("the prompt is empty or holds a token outside the vocabulary")
         self.request = request
         self.scope = scope
@@ -58,7 +60,7 @@ class Sequence:
         self.outcome = OutcomeCell()
         self.output_count = 0
         self._tokenizer = tokenizer
-        self._history = History(params, tokens, tokenizer.vocab_size)
+        self._history = History(params, tokens, vocab_size)
         self._text = Detokenizer(tokenizer, params.stop)
 
     def held(self) -> list[int]:

@@ -51,18 +51,26 @@ class DecodeNode:
     """Owns the scheduler and every hand-off whose writer is not terminal.
 
     Args:
+        vocab_size: the model's; token ids of a prompt are below it.
         wait_max: seconds that a request may wait for pages here; one that waits for a prefill
             node may take ten times as long. Time ends requests, never the pinning of their pages.
     """
 
     def __init__(
-        self, scheduler: Scheduler, pages: PageManager, tokenizer: Tokenizer, *, wait_max: float
+        self,
+        scheduler: Scheduler,
+        pages: PageManager,
+        tokenizer: Tokenizer,
+        *,
+        vocab_size: int,
+        wait_max: float,
     ) -> None:
         self.to_prefill: list[tuple[str, Offer | AbortOffer]] = []
         self.violations: list[Evidence] = []
         self._scheduler = scheduler
         self._pages = pages
         self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
         self._limits = {Phase.WAITING: wait_max, Phase.TRANSFERRING: _TRANSFER_FACTOR * wait_max}
         self._prefills: set[str] = set()
         self._chosen: dict[int, str] = {}
@@ -75,7 +83,13 @@ class DecodeNode:
         """A new request; whatever is wrong with it, it gets its one `Ended`."""
         try:
             sequence = Sequence(
-                message.request, message.scope, message.tokens, message.params, self._tokenizer, now
+                message.request,
+                message.scope,
+                message.tokens,
+                message.params,
+                self._tokenizer,
+                self._vocab_size,
+                now,
             )
         except ValueError as error:  # the gateway lets none of these through
             end = Ended(message.request, "internal_error", str(error), 0, 0)

@@ -83,7 +83,13 @@ def _loop(
         local_prefill=config.role == "colocated",
     )
     tokenizer = load_tokenizer(Path(config.model))
-    decode = DecodeNode(scheduler, parts.pages, tokenizer, wait_max=config.wait_max)
+    decode = DecodeNode(
+        scheduler,
+        parts.pages,
+        tokenizer,
+        vocab_size=parts.spec.vocab_size,
+        wait_max=config.wait_max,
+    )
     return DecodeLoop(context, line, config, parts, decode)
 
 
