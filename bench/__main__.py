@@ -20,6 +20,11 @@ def main() -> int:
     arguments = _parse()
     os.environ["HF_HUB_OFFLINE"] = "1"  # nothing here may wait for a network
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    busy = os.getloadavg()[0]
+    if busy > 0.5:
+        print(
+            f"load average {busy:.1f}: on a busy machine these ratios mean little", file=sys.stderr
+        )
     rows: list[Row] = []
     missing = False
     for name in arguments.only or NAMES:
@@ -31,7 +36,7 @@ def main() -> int:
             missing = True
     print_table(rows)
     if arguments.json is not None:
-        report = as_json(rows, arguments.rounds)
+        report = as_json(rows, arguments.rounds, busy)
         arguments.json.write_text(json.dumps(report, indent=1) + "\n")
     if missing:
         return 2

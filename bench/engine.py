@@ -89,7 +89,9 @@ def _bf16_slowdown(count: int) -> float:
 
 def _load(demo: Demo, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     return AutoModelForCausalLM.from_pretrained(str(demo.folder), dtype=dtype).eval()
 
 

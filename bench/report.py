@@ -104,14 +104,14 @@ def print_table(rows: list[Row]) -> None:
     Console(width=None if console.is_terminal else 200).print(table)
 
 
-def as_json(rows: list[Row], rounds: int | None) -> dict[str, Any]:
+def as_json(rows: list[Row], rounds: int | None, load_before: float) -> dict[str, Any]:
     """Everything somebody needs to judge or repeat the run."""
     return {
         "machine": {
             "cpu": _cpu_model(),
             "cores": len(os.sched_getaffinity(0)),
             "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
-            "load_average": os.getloadavg(),
+            "load_average_before": load_before,
         },
         "versions": {"python": platform.python_version()} | _versions(),
         "rounds": rounds if rounds is not None else "each benchmark's own, see samples",
