@@ -249,9 +249,8 @@ class Pool:
         after = _NEXT[event].take(before)
         check(bool((after != _ILLEGAL).all()), f"illegal for a page here: {event.value}")
         self._state[pages] = after
-        for state in State:
-            gained = np.count_nonzero(after == state) - np.count_nonzero(before == state)
-            self._counts[state] += int(gained)
+        gained = np.bincount(after, minlength=4) - np.bincount(before, minlength=4)
+        self._counts = [old + int(more) for old, more in zip(self._counts, gained, strict=True)]
 
     def _take_ring(self, count: int) -> Pages:
         pages = self._ring_view(count)
