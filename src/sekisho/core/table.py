@@ -47,8 +47,8 @@ class BlockTable:
         self._root = root
         self._tail: list[int] = []
         self._count = 0
-        self._pages = np.zeros(8, np.intp)
-        self._words: Words = np.zeros((8, WORDS), np.uint64)
+        self._pages: Pages = np.zeros(0, np.intp)
+        self._words: Words = np.zeros((0, WORDS), np.uint64)
 
     @property
     def pages(self) -> Pages:
@@ -161,15 +161,17 @@ class BlockTable:
             self._words[ordinal, 6:8] = memory.digest_words(int(self._pages[ordinal]))
 
     def _extend(self, pages: Pages, words: Words) -> None:
-        need = self._count + len(pages)
-        if need > len(self._pages):
-            room = max(need, 2 * len(self._pages))
-            held, expected = self.pages, self.words
+        start, self._count = self._count, self._count + len(pages)
+        if start == 0:  # mostly the whole table at once; the words are fresh from `make_headers`
+            self._pages, self._words = pages.copy(), words
+            return
+        if self._count > len(self._pages):
+            room = max(self._count, 2 * len(self._pages))
+            held, expected = self._pages, self._words
             self._pages, self._words = np.empty(room, np.intp), np.empty((room, WORDS), np.uint64)
-            self._pages[: self._count], self._words[: self._count] = held, expected
-        self._pages[self._count : need] = pages
-        self._words[self._count : need] = words
-        self._count = need
+            self._pages[:start], self._words[:start] = held[:start], expected[:start]
+        self._pages[start : self._count] = pages
+        self._words[start : self._count] = words
 
 
 def verify(
