@@ -145,16 +145,14 @@ class Fleet:
     async def inspect(self) -> dict[str, Report]:
         """Let every ready node recount its pool; nodes that die meanwhile are left out."""
         loop = asyncio.get_running_loop()
-        nodes = [node for node in self._nodes.values() if node.ready is not None]
-        for node in nodes:
-            node.report = node.report or loop.create_future()
-            self._send(node, [Inspect()])
-        reports = {}
-        for node in nodes:
-            with contextlib.suppress(asyncio.CancelledError):
-                if node.report is not None:
-                    reports[node.name] = await asyncio.shield(node.report)
-        return reports
+        pending: dict[str, asyncio.Future[Report]] = {}
+        for node in self._nodes.values():
+            if node.ready is not None:
+                node.report = pending[node.name] = node.report or loop.create_future()
+                self._send(node, [Inspect()])
+        if pending:
+            await asyncio.wait(pending.values())
+        return {name: told.result() for name, told in pending.items() if not told.cancelled()}
 
     # -- Backend
 
