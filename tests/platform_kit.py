@@ -376,8 +376,8 @@ def platform(
 ) -> Iterator[Platform]:
     """A platform whose nodes are all ready; ``overrides`` are fields of `NodeConfig`."""
     running = Platform(folder, model, name, roles)
-    running.start(command, overrides)
     try:
+        running.start(command, overrides)
         yield running
     finally:
         running.stop()

@@ -21,7 +21,7 @@ def main() -> int:
         arguments = f"ARGS=--port 0 --state-dir {state}"
         command = ("make", "--no-print-directory", "-C", str(ROOT), "serve", arguments)
         try:
-            with serve(command, environ={}) as served:
+            with serve(command) as served:
                 return _judge(served)
         except ServeError as error:
             print(error, file=sys.stderr)
@@ -30,9 +30,10 @@ def main() -> int:
 
 def _judge(served: Served) -> int:
     wrong = [f"{name}: {found}" for name in served.keys if (found := _ask(served, name))]
-    nodes = served.nodes()
+    processes = served.processes()
     served.interrupt()
-    wrong += [f"process {pid} is left" for pid in nodes if is_alive(pid)]
+    served.wait()
+    wrong += [f"process {pid} is left" for pid in processes if is_alive(pid)]
     wrong += [f"{name} is left among the temporary files" for name in served.left_behind()]
     for line in wrong:
         print(line, file=sys.stderr)

@@ -22,31 +22,27 @@ class ServeError(Exception):
 
 
 @dataclass
-class Served:
-    """A platform that serves. ``keys`` are by tenant, ``curl`` is the line to try it with."""
+class Launched:
+    """A running command."""
 
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[bytes]
     folder: Path
-    output: str
-    url: str
-    model: str
-    tokens_max: int
-    keys: dict[str, str]
-    curl: str
+
+    def output(self) -> str:
+        """Everything on stdout so far."""
+        return (self.folder / "stdout").read_text()
 
     def log(self) -> str:
         """Everything on stderr so far."""
         return (self.folder / "stderr").read_text()
 
-    def nodes(self) -> list[int]:
-        """Process ids of all processes below the command, grandchildren too."""
-        return _descendants(self.process.pid)
+    def processes(self) -> list[int]:
+        """Ids of the command's process and of all below it."""
+        return [self.process.pid, *_descendants(self.process.pid)]
 
-    def interrupt(self) -> int:
-        """What Ctrl-C does, a SIGINT to the whole process group; returns the exit code."""
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGINT)
-        return self.wait()
+    def interrupt(self) -> None:
+        """What Ctrl-C does: a SIGINT to the whole process group."""
+        os.killpg(self.process.pid, signal.SIGINT)
 
     def wait(self) -> int:
         """The exit code, once the command has ended."""
@@ -57,31 +53,36 @@ class Served:
         return sorted(path.name for path in (self.folder / "tmp").iterdir())
 
 
+@dataclass
+class Served(Launched):
+    """A platform that serves. ``keys`` are by tenant, ``curl`` is the line to try it with."""
+
+    url: str
+    model: str
+    tokens_max: int
+    keys: dict[str, str]
+    curl: str
+
+
 @contextlib.contextmanager
-def serve(command: Sequence[str], *flags: str, environ: dict[str, str]) -> Iterator[Served]:
-    """Run ``command`` on a free port, with its own folders for state and temporary files.
-
-    Everything that is left of it at the end is killed.
-
-    Raises:
-        ServeError: it ended, or said nothing within `START_S`.
-    """
+def launch(command: Sequence[str]) -> Iterator[Launched]:
+    """Run ``command``, with its own folder for temporary files; what is left of it at the end is
+    killed."""
     # Short: the paths of sockets below it have a limit of 107 bytes.
     with tempfile.TemporaryDirectory(prefix="serve-") as name:
         folder = Path(name)
         (folder / "tmp").mkdir()
         with (folder / "stdout").open("w") as out, (folder / "stderr").open("w") as err:
             process = subprocess.Popen(
-                [*command, *flags],
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                text=True,
-                env={**os.environ, **environ, "TMPDIR": str(folder / "tmp")},
+                env={**os.environ, "TMPDIR": str(folder / "tmp")},
                 start_new_session=True,
             )
         try:
-            yield _announced(process, folder)
+            yield Launched(process, folder)
         finally:
             left = [process.pid, *_descendants(process.pid)]
             if process.poll() is None:
@@ -91,26 +92,43 @@ def serve(command: Sequence[str], *flags: str, environ: dict[str, str]) -> Itera
                 process.wait()
 
 
-def _announced(process: subprocess.Popen[str], folder: Path) -> Served:
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline and process.poll() is None:
-        output = (folder / "stdout").read_text()
-        if "curl" in output and output.endswith("\n\n"):
-            return _parsed(process, folder, output)
-        time.sleep(0.1)
-    code = process.poll()
-    state = "says nothing" if code is None else f"ended with {code}"
-    raise ServeError(f"the command {state}: {(folder / 'stderr').read_text()}")
+@contextlib.contextmanager
+def serve(command: Sequence[str]) -> Iterator[Served]:
+    """Run ``command`` until it says that it serves, and to the end of the block.
+
+    Raises:
+        ServeError: it ended, or said nothing within `START_S`.
+    """
+    with launch(command) as launched:
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline and launched.process.poll() is None:
+            output = launched.output()
+            if "\ncurl " in output and output.endswith("\n\n"):
+                break
+            time.sleep(0.1)
+        else:
+            code = launched.process.poll()
+            state = "says nothing" if code is None else f"ended with {code}"
+            raise ServeError(f"the command {state}: {launched.log()}")
+        yield _parsed(launched, output)
 
 
-def _parsed(process: subprocess.Popen[str], folder: Path, output: str) -> Served:
+def _parsed(launched: Launched, output: str) -> Served:
     served = re.search(r"^Sekisho serves (\S+) at (http://\S+)/v1$", output, re.MULTILINE)
     longest = re.search(r"^Longest request: (\d+) tokens", output, re.MULTILINE)
     keys = dict(re.findall(r"^  (\S+): (sk-sekisho-\S+)$", output, re.MULTILINE))
     curl = re.search(r"^curl [^\n]*\\\n[^\n]*$", output, re.MULTILINE)
     if not (served and longest and curl and len(keys) == 2):
         raise ServeError(f"this is not what it should print: {output}")
-    return Served(process, folder, output, served[2], served[1], int(longest[1]), keys, curl[0])
+    return Served(
+        process=launched.process,
+        folder=launched.folder,
+        url=served[2],
+        model=served[1],
+        tokens_max=int(longest[1]),
+        keys=keys,
+        curl=curl[0],
+    )
 
 
 def _descendants(pid: int) -> list[int]:

@@ -32,10 +32,11 @@ def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
     state = tmp_path_factory.mktemp("state")
-    flags = ["--colocated", "1"] if request.param == "colocated" else []
     # Small, so that pages change hands all the time: B's requests alone need more.
-    command = [SEKISHO, "serve", "--state-dir", str(state), "--pool-tokens", "1024"]
-    with serve(command, "--port", "0", "--max-batch", "8", *flags, environ={}) as running:
+    flags = ["--state-dir", str(state), "--pool-tokens", "1024", "--max-batch", "8"]
+    if request.param == "colocated":
+        flags += ["--colocated", "1"]
+    with serve([SEKISHO, "serve", "--port", "0", *flags]) as running:
         yield running
 
 

@@ -4,7 +4,6 @@ client gets, and how it ends. The tests of this file share one platform; the las
 import asyncio
 import os
 import shlex
-import signal
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
@@ -15,8 +14,8 @@ import pytest
 
 import official_client
 from official_client import CHECKS, Customer
-from platform_kit import TENANTS, Client, begins
-from serve_kit import SEKISHO, Served, is_alive, serve
+from platform_kit import TENANTS, Client, begins, wait_for
+from serve_kit import SEKISHO, Launched, Served, is_alive, launch, serve
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -24,9 +23,13 @@ pytestmark = pytest.mark.timeout(1200)
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     state = tmp_path_factory.mktemp("state")
-    command = [SEKISHO, "serve", "--state-dir", str(state), "--pool-tokens", "2048"]
-    with serve(command, "--port", "0", environ={}) as running:
+    with serve(command(state)) as running:
         yield running
+
+
+def command(state: Path) -> list[str]:
+    flags = ("--state-dir", str(state), "--pool-tokens", "2048", "--port", "0")
+    return [SEKISHO, "serve", *flags]
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +41,7 @@ def customer(served: Served) -> Iterator[Customer]:
 def test_it_prints_url_keys_and_a_curl_line_that_works(served: Served) -> None:
     assert (served.model, served.tokens_max) == ("SmolLM2-135M-Instruct", 2048)
     assert tuple(served.keys) == TENANTS
-    curl, url, *options = shlex.split(served.curl)
+    curl, url, *options = shlex.split(served.curl.replace("\\\n", " "))
     assert curl == "curl"
     assert options[::2] == ["-H", "-H", "-d"]
     headers = dict(line.split(": ") for line in options[1:-1:2])
@@ -69,19 +72,32 @@ def test_ctrl_c_lets_running_streams_end_and_leaves_nothing(served: Served) -> N
             asked = client.ask("Once upon a time", begins(begun), max_tokens=48)
             stream = asyncio.create_task(asked)
             await begun.wait()
-            os.killpg(served.process.pid, signal.SIGINT)
+            served.interrupt()
             answer = await stream
         assert answer.error is None
         assert answer.done
         assert answer.finish in ("length", "stop")
 
-    processes = [served.process.pid, *served.nodes()]
+    processes = served.processes()
     assert len(processes) >= 3, "gateway, prefill, decode"
     asyncio.run(scenario())
-    assert served.wait() == 0, served.log()
+    check_ended_well(served, processes)
+
+
+def test_ctrl_c_while_the_model_loads_leaves_nothing(tmp_path: Path) -> None:
+    with launch(command(tmp_path)) as launched:
+        wait_for(lambda: "weights" in launched.log() or None, "a node that loads", launched.log)
+        processes = launched.processes()
+        launched.interrupt()
+        assert launched.output() == ""
+        check_ended_well(launched, processes)
+
+
+def check_ended_well(launched: Launched, processes: list[int]) -> None:
+    assert launched.wait() == 0, launched.log()
     assert not [pid for pid in processes if is_alive(pid)]
-    assert not served.left_behind()
-    assert "Traceback" not in served.log()
+    assert not launched.left_behind()
+    assert "Traceback" not in launched.log()
 
 
 @pytest.mark.parametrize(
@@ -96,7 +112,7 @@ def test_ctrl_c_lets_running_streams_end_and_leaves_nothing(served: Served) -> N
         (["--pool-tokens", "8"], {}, "pool_tokens"),
         (["--colocated", "1", "--decode", "2"], {}, "colocated"),
         (["--port", "{port}"], {}, "{port}"),
-        (["--database", "sqlite:///{folder}/no/such/folder.db"], {}, "folder.db"),
+        (["--database", "sqlite:///{folder}/no/such/folder.db"], {}, "database"),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
 )

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(1200)
 MARKER = "Rumpelstilzchen"
 VICTIM = f"My password is {MARKER}. {words(30, 1)}"
 NEIGHBOURS = [words(40, 20 + n) for n in range(2)]
-NEIGHBOUR: dict[str, Any] = {**LONG, "max_tokens": 500}
+NEIGHBOUR: dict[str, Any] = {**LONG, "max_tokens": 300}
 EVIDENCE = re.compile(
     r"ownership violation (\w+): request=\d+ page=\d+ "
     r"expected=([0-9a-f]+\.\d+) ordinal=\d+ filled=\d+ "
@@ -161,13 +161,15 @@ def test_a_transfer_that_is_duplicated_into_pages_that_have_grown(
     faulty: Faulty, alone: list[Answer]
 ) -> None:
     known = len(faulty.evidence())
+    # 43 of them are transferred: the last page is partly filled, and decode goes on filling it.
+    tokens = list(range(1000, 1044))
 
     async def scenario() -> Answer:
         async with faulty.platform.client() as client:
             faulty.next("duplicate")
             begun = asyncio.Event()
             victim = asyncio.create_task(
-                client.ask(VICTIM, begins(begun), **LONG, max_tokens=10_000)
+                client.ask(tokens, begins(begun), **LONG, max_tokens=10_000)
             )
             await begun.wait()
             faulty.release()
