@@ -34,6 +34,14 @@ struct TokenBlock {
     float scale;
 };
 
+// Pages are scattered, so no hardware prefetcher sees the next one coming.
+template <class W>
+inline void fetch(const TokenBlock<W>& tokens) {
+    for (int64_t d = 0; d < tokens.head_size; ++d) prefetch(tokens.k + d * tokens.k_stride);
+    constexpr int64_t LINE = 64 / sizeof(W);
+    for (int64_t i = 0; i < 16 * tokens.head_size; i += LINE) prefetch(tokens.v + i);
+}
+
 template <int N, class W>
 inline void scores(const float* const* q, const TokenBlock<W>& tokens, F16* out) {
     F16 sum[N];
@@ -138,21 +146,25 @@ void attend(const Attention& a, const SkBatch& batch, const RowBlock& rows, int6
         }
     __builtin_memset(block.total, 0, sizeof block.total);
     __builtin_memset(sums, 0, static_cast<size_t>(block.count * size) * sizeof(float));
-    TokenBlock<W> tokens;
-    tokens.k_stride = pages.page_size;
-    tokens.head_size = size;
-    tokens.scale = static_cast<float>(1.0 / __builtin_sqrt(static_cast<double>(size)));
-    int first = 0;  // the queries before it end before the current token
-    for (int64_t token = 0; token <= batch.positions[rows.end - 1]; token += 16) {
-        while (block.position[first] < token) ++first;
+    const float scale = static_cast<float>(1.0 / __builtin_sqrt(static_cast<double>(size)));
+    const auto at = [&](int64_t token) {
         const uint8_t* page = pages.region + table[token / pages.page_size] * pages.page_bytes;
-        const W* const layer = reinterpret_cast<const W*>(page + HEADER_BYTES) + 2 * a.layer * half +
-                               kv_head * size * pages.page_size;
         const int64_t slot = token % pages.page_size;
-        tokens.first = token;
-        tokens.k = layer + slot;
-        tokens.v = layer + half + slot * size;
+        const W* const k = reinterpret_cast<const W*>(page + HEADER_BYTES) + 2 * a.layer * half +
+                           kv_head * size * pages.page_size + slot;
+        return TokenBlock<W>{token, k, k + half + slot * (size - 1), pages.page_size, size, scale};
+    };
+    const int64_t last = batch.positions[rows.end - 1];
+    int first = 0;  // the queries before it end before the current token
+    TokenBlock<W> tokens = at(0);
+    while (true) {
+        while (block.position[first] < tokens.first) ++first;
+        const bool more = tokens.first + 16 <= last;
+        const TokenBlock<W> next = more ? at(tokens.first + 16) : tokens;
+        if (more) fetch(next);
         attend_tokens<W>(block, first, tokens);
+        if (!more) break;
+        tokens = next;
     }
     for (int i = 0; i < block.count; ++i) {
         const F16 whole = set1(sum_lanes(load(block.total[i])));

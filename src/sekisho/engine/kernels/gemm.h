@@ -63,16 +63,20 @@ inline void tile(const Gemm& g, int64_t row, int64_t panel) {
         for (int p = 0; p < PANELS; ++p) store_tile(g, row + r, panel + p, sum[r][p]);
 }
 
+template <int ROWS, int PANELS, class W>
+inline void tile_panels(const Gemm& g, int64_t row, int64_t panel, int64_t end, bool fetch) {
+    for (; panel + PANELS <= end; panel += PANELS) {
+        if (fetch)
+            tile<ROWS, PANELS, true, W>(g, row, panel);
+        else
+            tile<ROWS, PANELS, false, W>(g, row, panel);
+    }
+    if constexpr (PANELS > 1) tile_panels<ROWS, PANELS / 2, W>(g, row, panel, end, fetch);
+}
+
 template <int ROWS, class W>
 inline void tile_rows(const Gemm& g, int64_t row, int64_t panel, int64_t end, bool fetch) {
-    constexpr int AT_ONCE = panels_at_once(ROWS);
-    for (; panel + AT_ONCE <= end; panel += AT_ONCE) {
-        if (fetch)
-            tile<ROWS, AT_ONCE, true, W>(g, row, panel);
-        else
-            tile<ROWS, AT_ONCE, false, W>(g, row, panel);
-    }
-    for (; panel < end; ++panel) tile<ROWS, 1, false, W>(g, row, panel);
+    tile_panels<ROWS, panels_at_once(ROWS), W>(g, row, panel, end, fetch);
 }
 
 constexpr int64_t TILE_ROWS = 6;
@@ -102,19 +106,38 @@ void gemm_block(const Gemm& g, int64_t row, int64_t row_end, int64_t panel, int6
     }
 }
 
+// Cuts `panels` into tasks of whole pairs, large ones first, so that the threads end together.
+struct PanelTasks {
+    int64_t panels, threads;
+
+    int64_t after(int64_t begin) const {
+        const int64_t left = panels - begin;
+        const int64_t size = left / (4 * threads) / 2 * 2;
+        return begin + (size > 2 ? size : left < 2 ? left : 2);
+    }
+    int64_t count() const {
+        int64_t tasks = 0;
+        for (int64_t begin = 0; begin < panels; begin = after(begin)) ++tasks;
+        return tasks;
+    }
+    int64_t begin(int64_t task) const {
+        int64_t at = 0;
+        while (task-- > 0) at = after(at);
+        return at;
+    }
+};
+
 // Called by every thread of the pool; `done(row, row_end, panel, panel_end)` runs on each finished
-// block while it is warm. Ends with a barrier.
+// block while it is warm, with panels in pairs. Ends with a barrier.
 template <class W, class Done>
 void gemm(Pool& pool, const Gemm& g, Done done) {
-    const int64_t panels = g.panel_count();
+    const PanelTasks tasks{g.panel_count(), pool.size()};
     const int64_t blocks = (g.rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
-    int64_t per_task = panels / (pool.size() * 8) / 4 * 4;
-    per_task = per_task < 4 ? 4 : per_task > 16 ? 16 : per_task;
-    const int64_t groups = (panels + per_task - 1) / per_task;
-    for (int64_t task; (task = pool.take()) < groups * blocks;) {
-        const int64_t row = task % blocks * BLOCK_ROWS, panel = task / blocks * per_task;
+    const int64_t count = tasks.count() * blocks;
+    for (int64_t task; (task = pool.take()) < count;) {
+        const int64_t row = task % blocks * BLOCK_ROWS, panel = tasks.begin(task / blocks);
         const int64_t row_end = row + BLOCK_ROWS < g.rows ? row + BLOCK_ROWS : g.rows;
-        const int64_t panel_end = panel + per_task < panels ? panel + per_task : panels;
+        const int64_t panel_end = tasks.after(panel);
         gemm_block<W>(g, row, row_end, panel, panel_end);
         done(row, row_end, panel, panel_end);
     }
