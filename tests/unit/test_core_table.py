@@ -160,6 +160,17 @@ def test_a_table_grows_beyond_its_first_room(memory: PageMemory) -> None:
     assert verify(memory, [table]) == {}
 
 
+def test_a_table_keeps_its_pages_whatever_its_caller_does_to_the_array(
+    memory: PageMemory,
+) -> None:
+    table, named = BlockTable(LAYOUT, 1, LEASE, ROOT), at(3, 5)
+    table.open(named, memory)
+    named[:] = 0
+    assert table.pages.tolist() == [3, 5]
+    memory.words[3] = 0
+    assert verify(memory, [table])[1][0].kind == "unwritten"
+
+
 # ---- appending
 
 
