@@ -170,7 +170,7 @@ class Pool:
     def drop(self, pages: Pages, serials: NDArray[np.uint64]) -> Pages:
         """One holder less; returns the pages that became FREE by it.
 
-        The serials make a second drop by the same holder an error instead of a double free.
+        The serials make the drop of a page that has a new owner an error instead of a double free.
         """
         left = self._check_held(pages, serials) - 1
         self._holders[pages] = left
