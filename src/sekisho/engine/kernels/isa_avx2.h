@@ -1,4 +1,6 @@
 // 16 fp32 lanes as two AVX registers; same bits as isa_generic.h.
+#include "fold.h"
+
 struct F16 {
     __m256 lo, hi;
 };
@@ -57,6 +59,8 @@ inline __m256 exp2_of_rounded(__m256 z) {
 inline F16 exp2_of_rounded(const F16& z) {
     return {exp2_of_rounded(z.lo), exp2_of_rounded(z.hi)};
 }
+inline float sum_lanes(const F16& x) { return sum_of(x.lo, x.hi); }
+inline float max_lanes(const F16& x) { return max_of(x.lo, x.hi); }
 inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 // 16 registers: up to 12 accumulators, at least 8 where FMA latency would show.

@@ -1,4 +1,6 @@
 // 16 fp32 lanes as one AVX-512F register; same bits as isa_generic.h.
+#include "fold.h"
+
 struct F16 {
     __m512 v;
 };
@@ -35,6 +37,12 @@ inline F16 exp2_of_rounded(const F16& z) {
     const __m512i biased = _mm512_add_epi32(_mm512_castps_si512(z.v), _mm512_set1_epi32(127));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(biased, 23))};
 }
+inline __m256 low_half(const F16& x) { return _mm512_castps512_ps256(x.v); }
+inline __m256 high_half(const F16& x) {
+    return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(x.v), 1));
+}
+inline float sum_lanes(const F16& x) { return sum_of(low_half(x), high_half(x)); }
+inline float max_lanes(const F16& x) { return max_of(low_half(x), high_half(x)); }
 inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 // 32 registers: 8 to 12 accumulators of 16 lanes.

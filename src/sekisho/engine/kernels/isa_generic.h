@@ -38,6 +38,24 @@ inline F16 keep_below(const F16& x, int n, const F16& fill) {
 }
 // 2**n from z = n + 1.5 * 2**23, n in -126..127.
 inline F16 exp2_of_rounded(const F16& z) { SK_EACH(from_bits((to_bits(z.lane[i]) + 127) << 23)); }
+// Reductions, by halves.
+inline float sum_lanes(const F16& x) {
+    float lanes[16];
+    store(lanes, x);
+    for (int width = 8; width > 0; width /= 2)
+        for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+    return lanes[0];
+}
+
+inline float max_lanes(const F16& x) {
+    float lanes[16];
+    store(lanes, x);
+    for (int width = 8; width > 0; width /= 2)
+        for (int i = 0; i < width; ++i)
+            lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
+    return lanes[0];
+}
+
 inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 // Panels that one tile of `rows` rows works on at once.

@@ -27,23 +27,6 @@ inline float exp(float x) {
     return lanes[0];
 }
 
-inline float sum_lanes(const F16& x) {
-    float lanes[16];
-    store(lanes, x);
-    for (int width = 8; width > 0; width /= 2)
-        for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
-    return lanes[0];
-}
-
-inline float max_lanes(const F16& x) {
-    float lanes[16];
-    store(lanes, x);
-    for (int width = 8; width > 0; width /= 2)
-        for (int i = 0; i < width; ++i)
-            lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
-    return lanes[0];
-}
-
 // out = x / sqrt(mean(x**2) + eps) * weight; out may be x.
 inline void rms_norm(const float* x, const float* weight, int64_t n, float eps, float* out) {
     F16 squares = set1(0.0f);
