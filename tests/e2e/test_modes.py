@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from platform_kit import NODE, Answer, platform, tiny_model, words
+from platform_kit import LONG, NODE, Answer, begins, platform, tiny_model, words
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -52,6 +52,31 @@ def test_without_mooncake_the_nodes_fall_back_to_memory_and_say_so(
         [note] = [note for note in ready.notes if "Mooncake" in note]
         assert note.startswith("memory transport instead of Mooncake: ")
         assert "libibverbs.so.1" in note
+
+
+def test_a_stream_that_outlasts_the_drain_ends_with_an_error_event(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    model, folder = tiny_model(tmp_path_factory), tmp_path_factory.mktemp("drain")
+
+    async def scenario() -> tuple[Answer, Answer]:
+        async with running.client() as client:
+            begun = asyncio.Event()
+            stream = asyncio.create_task(
+                client.ask(words(20, 1), begins(begun), **LONG, max_tokens=15_000)
+            )
+            await begun.wait()
+            await asyncio.to_thread(running.call, running.fleet.stop(0.1))
+            return await stream, await client.ask(words(20, 1))
+
+    with platform(folder, model, ["colocated"]) as running:
+        stream, late = asyncio.run(scenario())
+        assert running.fleet.pids() == {}
+    assert (stream.status, stream.code) == (200, "shutting_down")
+    assert stream.text
+    assert (stream.finish, stream.done) == (None, False)
+    assert (late.status, late.code) == (503, "not_ready")
+    assert late.headers["retry-after"] == "5"
 
 
 def test_without_a_model_folder_a_node_ends_with_one_line_and_2(

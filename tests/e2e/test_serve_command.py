@@ -112,6 +112,11 @@ def check_ended_well(launched: Launched, processes: list[int]) -> None:
         (["--pool-tokens", "8"], {}, "pool_tokens"),
         (["--colocated", "1", "--decode", "2"], {}, "colocated"),
         (["--port", "{port}"], {}, "{port}"),
+        (
+            [],
+            {"TMPDIR": "{folder}/" + 60 * "t"},
+            "TMPDIR",
+        ),
         (["--database", "sqlite:///{folder}/no/such/folder.db"], {}, "database"),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
@@ -119,11 +124,13 @@ def check_ended_well(launched: Launched, processes: list[int]) -> None:
 def test_bad_configuration_is_one_line_and_exit_code_2(
     tmp_path: Path, flags: list[str], environ: dict[str, str], told: str
 ) -> None:
+    environ = {name: value.format(folder=tmp_path) for name, value in environ.items()}
+    Path(environ.get("TMPDIR", tmp_path)).mkdir(exist_ok=True)
     (tmp_path / "typo.toml").write_text('isolatoin = "strict"\n')
     with socket.create_server(("127.0.0.1", 0)) as taken:
         names = {"folder": tmp_path, "port": taken.getsockname()[1]}
         ended = subprocess.run(
-            [SEKISHO, "serve", "--state-dir", str(tmp_path / "state")]
+            [SEKISHO, "serve", "--port", "0", "--state-dir", str(tmp_path / "state")]
             + [flag.format(**names) for flag in flags],
             env={**os.environ, **environ},
             capture_output=True,

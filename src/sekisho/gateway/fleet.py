@@ -38,6 +38,9 @@ from sekisho.node.supervisor import Supervisor
 
 log = logging.getLogger("sekisho.fleet")
 
+# The path of a UNIX socket has at most 107 bytes (unix(7)); the rest is for the node's name.
+_RUN_DIR_MAX = 80
+
 
 class FleetError(Exception):
     """A node cannot start; the node itself has said why on stderr."""
@@ -106,8 +109,10 @@ class Fleet:
         """Start every node and wait until all are ready.
 
         Raises:
-            FleetError: a node ended instead.
+            FleetError: a node ended instead, or the folder for temporary files has a long name.
         """
+        if len(self._run_dir.name.encode()) > _RUN_DIR_MAX:
+            raise FleetError(f"TMPDIR is too long for sockets: {self._run_dir.name}")
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.sndhwm = 0  # a ROUTER that reaches its limit drops

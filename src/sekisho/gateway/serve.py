@@ -83,7 +83,7 @@ async def serve(
                 create_app(fleet, model, store),
                 log_level=settings.log_level,
                 access_log=False,
-                timeout_graceful_shutdown=int(DRAIN_S),
+                timeout_graceful_shutdown=int(2 * DRAIN_S),
             )
         )
         serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -92,6 +92,8 @@ async def serve(
         announce(Served(f"http://{host}:{port}", model.name, fleet.tokens_max(), keys))
         await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         server.should_exit = True
+        # The fleet ends what outlasts the drain, with an error; uvicorn would cut it off.
+        await fleet.stop(DRAIN_S)
         await serving
     finally:
         stopping.cancel()
