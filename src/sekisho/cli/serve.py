@@ -31,6 +31,7 @@ def serve(settings: Settings) -> None:
         level=settings.log_level.upper(),
         format="%(asctime)s %(levelname)s gateway %(name)s %(message)s",
     )
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # its steps say nothing to a user
     try:
         if settings.model == DEMO_MODEL:
             folder = ensure_demo_model(progress=lambda line: _say(f"demo model: {line}"))
