@@ -35,8 +35,9 @@ lint: venv  ## ruff, mypy strict, the layers of the design
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-model: venv  ## the demo model, converted once into the user's cache
+model: venv  ## the demo model and the kernels, made once into the user's cache
 	@$(BIN)/python -m sekisho.engine.demo >/dev/null
+	@$(BIN)/python -m sekisho.engine.kernels.build
 
 venv: system $(STAMP)  ## the virtual environment, installed once
 

@@ -147,7 +147,9 @@ def _page_count(config: NodeConfig, spec: ModelSpec, layout: PageLayout) -> int:
 
 
 def _private_region(size: int) -> NDArray[np.uint8]:
-    return np.frombuffer(mmap.mmap(-1, size), np.uint8)
+    region = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    region.madvise(mmap.MADV_HUGEPAGE)  # attention walks scattered pages: fewer TLB misses
+    return np.frombuffer(region, np.uint8)
 
 
 def _runner(

@@ -91,3 +91,15 @@ def _compile(compiler: str, library: Path) -> None:
             reason = errors[0] if errors else f"g++ ended with {result.returncode}"
             raise KernelUnavailable(f"compile error: {reason}")
         output.replace(library)
+
+
+def main() -> None:
+    """Compile ahead of the first use, so that no start of a server waits for it."""
+    try:
+        load_library()
+    except KernelUnavailable as error:
+        print(f"native kernels: {error}; plain torch serves instead")
+
+
+if __name__ == "__main__":
+    main()
