@@ -90,6 +90,8 @@ Answer: TypeAlias = Reject | Complete | Failed | Drained
 
 @dataclass(frozen=True, slots=True)
 class Send:
+    """Send this to the other side."""
+
     message: AbortOffer | Answer
 
 

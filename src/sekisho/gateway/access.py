@@ -37,6 +37,7 @@ class Record:
 
 
 def record_of(scope: Scope) -> Record:
+    """The record that the middleware keeps for this request."""
     return cast(Record, scope[_KEY])
 
 

@@ -77,10 +77,12 @@ class ApiError(Exception):
 
 
 def bad_request(code: str, message: str, param: str | None = None) -> ApiError:
+    """400 that names the field ``param``."""
     return ApiError(400, code, message, param)
 
 
 def internal_error(log: str) -> ApiError:
+    """500 that tells the client nothing; ``log`` goes to the log with the request id."""
     return ApiError(500, "internal_error", TOLD["internal_error"], log=log)
 
 

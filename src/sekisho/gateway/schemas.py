@@ -115,6 +115,8 @@ class _Strict(BaseModel):
 
 
 class StreamOptions(_Strict):
+    """``stream_options``: whether a last chunk tells the usage."""
+
     include_usage: bool | None = None
     include_obfuscation: Annotated[None, _only(False)] = None
 
@@ -173,6 +175,8 @@ class Message(_Strict):
 
 
 class ChatRequest(Sampling):
+    """Body of ``/v1/chat/completions``."""
+
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
@@ -200,6 +204,8 @@ class ChatRequest(Sampling):
 
 
 class CompletionRequest(Sampling):
+    """Body of ``/v1/completions``; ``prompt`` is text or token ids, one or several."""
+
     prompt: Annotated[tuple[Prompt, ...], PlainValidator(_prompts)]
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 

@@ -48,6 +48,8 @@ _api_key = sa.Table(
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
+    """Who pays and who owns pages. ``id`` is random, ``name`` is for people."""
+
     id: str
     name: str
 

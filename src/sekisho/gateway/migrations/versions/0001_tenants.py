@@ -8,6 +8,7 @@ down_revision = None
 
 
 def upgrade() -> None:
+    """Create both tables."""
     op.create_table(
         "tenant",
         sa.Column("id", sa.String(32), primary_key=True),
@@ -26,5 +27,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
+    """Drop both tables."""
     op.drop_table("api_key")
     op.drop_table("tenant")
