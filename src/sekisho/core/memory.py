@@ -11,6 +11,7 @@ WORDS = HEADER_SIZE // 8
 """A header as eight u64: magic and layout | incarnation | serial | ordinal and filled | token
 digest (2) | payload digest (2). Ordinal is the low half of its word, filled the high half."""
 ORDINAL_WORD = 3
+_BLOCK = 1024
 
 Words = NDArray[np.uint64]
 
@@ -27,12 +28,17 @@ def make_headers(
     count = len(digests)
     check(len(serials) == count and len(filled) == count, "one serial and one filled a digest")
     words = np.zeros((count, WORDS), np.uint64)
-    words[:, 0] = MAGIC | (layout.fingerprint << 32)
-    words[:, 1] = incarnation
-    words[:, 2] = serials
     ordinals = np.arange(first_ordinal, first_ordinal + count, dtype=np.uint64)
-    words[:, ORDINAL_WORD] = ordinals | (filled << np.uint64(32))
-    words[:, 4:6] = np.frombuffer(b"".join(digests), "<u8").reshape(count, 2)
+    ordinals |= filled << np.uint64(32)
+    # In blocks, so that rows and digests are in the cache for as long as they are worked on.
+    for start in range(0, count, _BLOCK):
+        block = slice(start, start + _BLOCK)
+        rows = words[block]
+        rows[:, 0] = MAGIC | (layout.fingerprint << 32)
+        rows[:, 1] = incarnation
+        rows[:, 2] = serials[block]
+        rows[:, ORDINAL_WORD] = ordinals[block]
+        rows[:, 4:6] = np.frombuffer(b"".join(digests[block]), "<u8").reshape(-1, 2)
     return words
 
 
