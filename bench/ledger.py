@@ -29,8 +29,8 @@ _MAP_NORESERVE = 0x4000  # Linux; in Python's mmap from 3.13 on
 
 
 def run(rounds: int | None) -> list[Row]:
-    """Medians in milliseconds: headers as close as they can lie, and as far as real pages put
-    them (of those only the headers are ever touched)."""
+    """Medians in milliseconds: headers as close as they can lie, in a new pool and in one that has
+    been used, and as far as real pages put them (of those only the headers are ever touched)."""
     small = PageLayout(PAGE_SIZE, 1, 1, 1, 1, "ledger")
     generator = np.random.default_rng(SEED)
     tokens = generator.integers(0, 2**16, REQUEST_TOKENS).tolist()
@@ -39,9 +39,15 @@ def run(rounds: int | None) -> list[Row]:
     digests = chain(root, tokens, PAGE_SIZE)
     hashing = (time.thread_time() - start) * 1e3
     rows = []
-    for layout, target in ((small, TARGET_MS), (load_demo().layout, None)):
-        times, page_bytes = _measure(layout, root, digests, rounds or ROUNDS)
-        where = f"headers {layout.page_bytes} B apart"
+    real = load_demo().layout
+    for layout, used, target in (
+        (small, False, TARGET_MS),
+        (small, True, None),
+        (real, True, None),
+    ):
+        times, page_bytes = _measure(layout, used, root, digests, rounds or ROUNDS)
+        order = "pages in no order" if used else "a new pool"
+        where = f"{order}, headers {layout.page_bytes} B apart"
         for name, values in times.items():
             samples = {"ours": values}
             rows.append(
@@ -55,7 +61,7 @@ def run(rounds: int | None) -> list[Row]:
 
 
 def _measure(
-    layout: PageLayout, root: bytes, digests: list[bytes], rounds: int
+    layout: PageLayout, used: bool, root: bytes, digests: list[bytes], rounds: int
 ) -> tuple[dict[str, list[float]], float]:
     count = layout.pages_for(POOL_TOKENS)
     pool = Pool(count, SEED)
@@ -63,12 +69,12 @@ def _measure(
     buffer = mmap.mmap(-1, count * layout.page_bytes, flags=flags)
     buffer.madvise(mmap.MADV_NOHUGEPAGE)
     memory = PageMemory(np.frombuffer(buffer, np.uint8), layout, count)
-    # A pool that has been in use: pages lie in no order.
     lease = pool.open_lease("bench")
-    used = pool.grant(lease, count)
-    shuffled = np.random.default_rng(SEED).permutation(used)
-    memory.blank(shuffled)
-    pool.drop(shuffled, np.full(count, lease.serial, np.uint64))
+    pages = pool.grant(lease, count)
+    if used:  # what went back in no order is given out in no order
+        pages = np.random.default_rng(SEED).permutation(pages)
+    memory.blank(pages)
+    pool.drop(pages, np.full(count, lease.serial, np.uint64))
     times: dict[str, list[float]] = {"reserve": [], "verify": [], "release": []}
     for request in range(rounds + 1):
         begin = time.thread_time()
