@@ -27,15 +27,16 @@ def make_headers(
     """Headers [n, 8] of n consecutive ordinals; payload digests are left zero."""
     count = len(digests)
     check(len(serials) == count and len(filled) == count, "one serial and one filled a digest")
-    words = np.zeros((count, WORDS), np.uint64)
+    words = np.empty((count, WORDS), np.uint64)
+    same = np.zeros(WORDS, np.uint64)
+    same[:2] = MAGIC | (layout.fingerprint << 32), incarnation
     ordinals = np.arange(first_ordinal, first_ordinal + count, dtype=np.uint64)
     ordinals |= filled << np.uint64(32)
     # In blocks, so that rows and digests are in the cache for as long as they are worked on.
     for start in range(0, count, _BLOCK):
         block = slice(start, start + _BLOCK)
         rows = words[block]
-        rows[:, 0] = MAGIC | (layout.fingerprint << 32)
-        rows[:, 1] = incarnation
+        rows[:] = same
         rows[:, 2] = serials[block]
         rows[:, ORDINAL_WORD] = ordinals[block]
         rows[:, 4:6] = np.frombuffer(b"".join(digests[block]), "<u8").reshape(-1, 2)
