@@ -224,7 +224,7 @@ def _decode(pipe: Connection, layout: PageLayout, pages: int) -> None:
     while True:
         tokens: list[int] = pipe.recv()
         request += 1
-        table = manager.reserve(request, "bench", tokens, remote=True)
+        table = manager.reserve(request, "bench", manager.text("bench", tokens), remote=True)
         if table is None:
             raise BenchError("the decode process has too few pages")
         digest = table.digest_at(pages - 1)

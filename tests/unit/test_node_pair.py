@@ -254,7 +254,8 @@ def test_overdue_requests_end_whatever_holds_them_up() -> None:
 
 def test_offers_that_get_no_pages_are_refused_in_time_and_nothing_was_touched() -> None:
     with pair(prefill_pages=8) as nodes:
-        assert nodes.prefill_pages.reserve(99, "t", prompt(9, 100), remote=False) is not None
+        pages = nodes.prefill_pages
+        assert pages.reserve(99, "t", pages.text("t", prompt(9, 100)), remote=False) is not None
         nodes.ask(1, prompt(1, 90), 5)
         nodes.step()
         nodes.now = 61.0

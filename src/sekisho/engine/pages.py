@@ -1,6 +1,7 @@
 """Pages of requests: reserve, grow, prove, release. The only user of pool and prefix cache."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,6 +14,14 @@ from sekisho.core.table import BlockTable, verify
 from sekisho.engine.policy import Policy
 
 _NOTHING: Pages = np.zeros(0, np.intp)
+
+
+class Text(NamedTuple):
+    """Tokens that need pages, and their digests: hashed once, however long they wait for room."""
+
+    tokens: Sequence[int]
+    root: bytes
+    digests: list[bytes]
 
 
 class PageManager:
@@ -38,17 +47,19 @@ class PageManager:
         """Tokens that one request can hold when it has the whole pool."""
         return self.pool.page_count * self.layout.page_size
 
-    def reserve(
-        self, request: int, scope: str, tokens: Sequence[int], remote: bool
-    ) -> BlockTable | None:
-        """Pages for ``tokens``, the cached prefix first; None while the pool is too full.
+    def text(self, scope: str, tokens: Sequence[int]) -> Text:
+        """``tokens`` as `reserve` wants them, for requests of ``scope`` alone."""
+        root = chain_root(scope, self.layout.model)
+        return Text(tokens, root, chain(root, tokens, self.layout.page_size))
+
+    def reserve(self, request: int, scope: str, text: Text, remote: bool) -> BlockTable | None:
+        """Pages for ``text``, the cached prefix first; None while the pool is too full.
 
         ``remote``: another process fills the rest (the table expects them complete); otherwise
         this one does (the table starts after the prefix and grows by `BlockTable.append`).
         """
         size = self.layout.page_size
-        root = chain_root(scope, self.layout.model)
-        digests = chain(root, tokens, size)
+        tokens, root, digests = text
         full = digests[: len(tokens) // size]
         matched = full[: self._cache.match(full)] if self.policy.reuse else []
         prefix, serials = self._cache.acquire(matched, scope)

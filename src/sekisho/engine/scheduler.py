@@ -154,18 +154,20 @@ class Scheduler:
     def _admit(self) -> None:
         while self._waiting and len(self._running) < self._batch_max:
             sequence = self._waiting[0]
-            held = sequence.held()
+            if sequence.wanted is None:
+                sequence.wanted = self._pages.text(sequence.scope, sequence.held())
             table = self._pages.reserve(
-                sequence.request, sequence.scope, held, remote=not self._local_prefill
+                sequence.request, sequence.scope, sequence.wanted, remote=not self._local_prefill
             )
             if table is None:
                 return
+            sequence.wanted = None
             self._waiting.popleft()
             self._running.append(sequence)
             sequence.table = table
             if sequence.output_count == 0:
                 sequence.cached_tokens = table.shared * self._pages.layout.page_size
-            if table.shared * self._pages.layout.page_size == len(held):
+            if table.shared * self._pages.layout.page_size == len(sequence.tokens) - 1:
                 self._start_decoding(sequence)
             elif self._local_prefill:
                 sequence.phase = Phase.PREFILLING

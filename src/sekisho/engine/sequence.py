@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from sekisho.core.outcome import Outcome, OutcomeCell
 from sekisho.core.table import BlockTable
 from sekisho.engine.output import Delta
+from sekisho.engine.pages import Text
 from sekisho.engine.params import SamplingParams, TokenInfo, TokenLogprob
 from sekisho.engine.sampler import History, Sampled, sample
 from sekisho.engine.tokenizer import Detokenizer, Tokenizer
@@ -29,8 +30,9 @@ class Sequence:
     no later request can inherit it (GHSA-v97p-wpxp-px84, GHSA-fpch-3xrf-7q96).
 
     ``tokens`` are prompt and answer; their keys and values are in ``table``, all but the last
-    one's, which the next decode step computes. ``since``: when it began to wait, seconds.
-    ``vocab_size`` is the model's, which may be larger than the tokenizer's.
+    one's, which the next decode step computes. ``wanted`` is what it waits to get pages for.
+    ``since``: when it began to wait, seconds. ``vocab_size`` is the model's, which may be larger
+    than the tokenizer's.
 
     Raises:
         ValueError: the prompt is empty or holds a token outside the vocabulary.
@@ -55,13 +57,14 @@ class Sequence:
         self.params = params
         self.since = since
         self.phase = Phase.WAITING
+        self.wanted: Text | None = None
         self.table: BlockTable | None = None
         self.cached_tokens = 0
         self.outcome = OutcomeCell()
         self.output_count = 0
         self._tokenizer = tokenizer
         self._history = History(params, tokens, vocab_size)
-        self._text = Detokenizer(tokenizer, params.stop)
+        self._detokenizer = Detokenizer(tokenizer, params.stop)
 
     def held(self) -> list[int]:
         """The tokens whose keys and values must be in the pages before decoding."""
@@ -79,15 +82,15 @@ class Sequence:
         self._history.add(sampled.token)
         self.output_count += 1
         if sampled.token in self.params.stop_token_ids:
-            return Delta(self.request, index, [], self._text.flush(), []), Outcome("stop")
+            return Delta(self.request, index, [], self._detokenizer.flush(), []), Outcome("stop")
         self.tokens.append(sampled.token)
-        text = self._text.push(sampled.token)
+        text = self._detokenizer.push(sampled.token)
         end = None
-        if self._text.stopped:
+        if self._detokenizer.stopped:
             end = Outcome("stop")
         elif self.output_count == self.params.max_tokens:
-            text += self._text.flush()
-            end = Outcome("stop" if self._text.stopped else "length")
+            text += self._detokenizer.flush()
+            end = Outcome("stop" if self._detokenizer.stopped else "length")
         return Delta(self.request, index, [sampled.token], text, self._infos(sampled)), end
 
     def _infos(self, sampled: Sampled) -> list[TokenInfo]:

@@ -25,6 +25,7 @@ from sekisho.engine.reference import ReferenceRunner
 from sekisho.engine.spec import ModelError, ModelSpec, load_spec
 from sekisho.engine.weights import ModelWeights, load_weights
 from sekisho.transport import Transport, create_transport
+from sekisho.transport.region import check_memory
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 # Share of the free memory that the pools of all nodes may take where the size is "auto": the
@@ -147,6 +148,7 @@ def _page_count(config: NodeConfig, spec: ModelSpec, layout: PageLayout) -> int:
 
 
 def _private_region(size: int) -> NDArray[np.uint8]:
+    check_memory(size)
     region = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     region.madvise(mmap.MADV_HUGEPAGE)  # attention walks scattered pages: fewer TLB misses
     return np.frombuffer(region, np.uint8)

@@ -23,10 +23,9 @@ from sekisho.core.handoff import (
 )
 from sekisho.core.lease import Lease
 from sekisho.core.memory import ORDINAL_WORD, make_headers
-from sekisho.core.page import chain, chain_root
 from sekisho.core.table import BlockTable
 from sekisho.engine.batch import Runner
-from sekisho.engine.pages import PageManager
+from sekisho.engine.pages import PageManager, Text
 from sekisho.engine.step import Work, run_step
 from sekisho.node.messages import Join
 from sekisho.transport import PageWrite, Status, Transport, TransportError
@@ -39,6 +38,7 @@ class _Job:
     peer: str
     offer: Offer
     give: GiveHandoff
+    text: Text
     sent: int
     since: float
     table: BlockTable | None = None
@@ -161,10 +161,13 @@ class PrefillNode:
         if offer.lease in self._jobs:
             raise RemoteOwnershipError(f"{offer.lease} is offered twice")
         code, reason = self._refusal(peer, offer)
+        text = self._pages.text(offer.scope, [] if code else offer.tokens)
+        if not code and text.digests[-1] != offer.token_digest:
+            code, reason = "ownership_violation", "the offer's tokens are not the ones it names"
         if code:
             self.outbox.append((peer, Reject(offer.lease, code, reason)))
             return
-        job = _Job(peer, offer, GiveHandoff(offer), offer.first_ordinal, now)
+        job = _Job(peer, offer, GiveHandoff(offer), text, offer.first_ordinal, now)
         self._jobs[offer.lease] = job
         self._peers[peer].leases.add(offer.lease)
         self._queue.append(job)
@@ -184,9 +187,6 @@ class PrefillNode:
         pages = layout.pages_for(len(offer.tokens)) - offer.first_ordinal
         if offer.layout != layout.fingerprint or len(offer.pages) != pages or pages < 1:
             return "ownership_violation", "the offer does not fit the page layout"
-        root = chain_root(offer.scope, layout.model)
-        if chain(root, offer.tokens, layout.page_size)[-1] != offer.token_digest:
-            return "ownership_violation", "the offer's tokens are not the ones it names"
         return "", ""
 
     def _refuse_overdue(self, before: float) -> None:
@@ -201,7 +201,7 @@ class PrefillNode:
         while self._queue:
             job = self._queue[0]
             offer = job.offer
-            job.table = self._pages.reserve(offer.request, offer.scope, offer.tokens, remote=False)
+            job.table = self._pages.reserve(offer.request, offer.scope, job.text, remote=False)
             if job.table is None:
                 return
             self._queue.popleft()

@@ -50,10 +50,11 @@ def main(
         parts = build_parts(config, lambda *step: line.send([Loading(*step)]))
         if wrap_transport is not None and parts.transport is not None:
             parts = replace(parts, transport=wrap_transport(parts.transport))
-        _loop(context, line, config, parts).run()
-    except (ModelError, TransportError, MemoryError) as error:
+        loop = _loop(context, line, config, parts)
+    except (ModelError, TransportError, MemoryError, ValueError) as error:
         print(f"{config.name}: {error}", file=sys.stderr)
         return 2
+    loop.run()  # what fails from here on is a failure of the node, which is then replaced
     return 0
 
 
