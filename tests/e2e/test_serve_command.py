@@ -143,3 +143,20 @@ def test_bad_configuration_is_one_line_and_exit_code_2(
     [line] = ended.stderr.splitlines()
     assert line.startswith("sekisho: ")
     assert told.format(**names) in line
+
+
+@pytest.mark.parametrize("roles", [["--colocated", "1"], ["--transport", "memory"]], ids=" ".join)
+def test_a_pool_above_the_memory_ends_with_its_size_and_exit_code_2(
+    tmp_path: Path, roles: list[str]
+) -> None:
+    ended = subprocess.run(
+        [SEKISHO, "serve", "--port", "0", "--state-dir", str(tmp_path), *roles]
+        + ["--pool-tokens", "100000000000"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert ended.returncode == 2, ended.stderr
+    assert "bytes of memory" in ended.stderr
+    assert "Traceback" not in ended.stderr

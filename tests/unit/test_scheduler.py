@@ -8,6 +8,7 @@ from node_kit import page_manager, prompt, scheduler, sequence
 from sekisho.core.outcome import Outcome
 from sekisho.engine.batch import Batch
 from sekisho.engine.output import Delta, Ended
+from sekisho.engine.pages import Text
 from sekisho.engine.scheduler import Scheduler
 from sekisho.engine.sequence import Sequence
 from stand_in import answer
@@ -262,3 +263,21 @@ def test_logprobs_come_with_every_token() -> None:
         assert info.chosen.token == delta.tokens[0]
         assert info.chosen.piece == f"<{delta.tokens[0]}>".encode()
         assert len(info.top) == 2 and info.top[0] == info.chosen
+
+
+def test_a_prompt_that_waits_for_pages_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = page_manager(4)
+    engine = scheduler(pages)
+    hashed: list[int] = []
+    text = pages.text
+
+    def counted(scope: str, tokens: list[int]) -> Text:
+        hashed.append(len(tokens))
+        return text(scope, tokens)
+
+    monkeypatch.setattr(pages, "text", counted)
+    engine.add(sequence(1, prompt(1, 50), 14))
+    engine.add(sequence(2, prompt(2, 40), 14))
+    texts, _ = run(engine)
+    assert texts[2] == answer(prompt(2, 40), 14)
+    assert hashed == [49, 39]
