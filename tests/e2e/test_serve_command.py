@@ -150,8 +150,14 @@ def test_a_pool_above_the_memory_ends_with_its_size_and_exit_code_2(
     tmp_path: Path, roles: list[str]
 ) -> None:
     ended = subprocess.run(
-        [SEKISHO, "serve", "--port", "0", "--state-dir", str(tmp_path), *roles]
-        + ["--pool-tokens", "100000000000"],
+        [
+            SEKISHO,
+            "serve",
+            "--port=0",
+            f"--state-dir={tmp_path}",
+            *roles,
+            "--pool-tokens=100000000000",
+        ],
         capture_output=True,
         text=True,
         check=False,
