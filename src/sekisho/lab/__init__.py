@@ -1,1 +1,1 @@
-"""The incident of 2026 in miniature, with a real model. Unsafe on purpose; serves no tenant."""
+"""The incident of 2026 in miniature: an engine unsafe on purpose, and each defence put back alone."""
