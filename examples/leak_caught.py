@@ -32,7 +32,7 @@ from sekisho.engine.spec import load_spec
 from sekisho.engine.tokenizer import load_tokenizer
 from sekisho.engine.weights import load_weights
 from sekisho.node.decode import DecodeNode
-from sekisho.node.messages import Distrust, Generate, Join
+from sekisho.node.messages import Condemned, Distrust, Generate, Join
 from sekisho.node.prefill import PrefillNode
 from sekisho.transport import MemoryTransport
 from sekisho.transport.faulty import Fault, FaultPlan, FaultyTransport
@@ -113,7 +113,7 @@ class Machine:
                 elif isinstance(event, Ended):
                     return text, f"{event.code}  {event.message}"
 
-    def _step(self) -> list[Delta | Ended | Distrust]:
+    def _step(self) -> list[Delta | Ended | Distrust | Condemned]:
         self._decode.step(0.0)
         for _, offer in self._decode.to_prefill:
             self._prefill.receive("decode", offer, 0.0)

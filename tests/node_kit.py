@@ -16,7 +16,7 @@ from sekisho.engine.scheduler import Scheduler
 from sekisho.engine.sequence import Sequence
 from sekisho.engine.tokenizer import Tokenizer
 from sekisho.node.decode import DecodeNode
-from sekisho.node.messages import Distrust, Generate, Join
+from sekisho.node.messages import Condemned, Distrust, Generate, Join
 from sekisho.node.prefill import PrefillNode
 from sekisho.transport import MemoryTransport, Transport
 from stand_in import LAYOUT, VOCABULARY, StandInRunner, StandInTokenizer
@@ -98,6 +98,7 @@ class Pair:
         self.texts: dict[int, list[int]] = {}
         self.ends: dict[int, Ended] = {}
         self.distrusted: list[str] = []
+        self.condemned: list[str] = []
         self.now = 0.0
         self._tamper = tamper
 
@@ -128,6 +129,9 @@ class Pair:
                     self.ends[event.request] = event
                 case Distrust():
                     self.distrusted.append(event.name)
+                case Condemned():
+                    self.condemned.append("d")
+        self.condemned.extend("p" for _ in self.prefill.to_gateway())
         self.decode_pages.pool.check_integrity()
         self.prefill_pages.pool.check_integrity()
         return moved or self.prefill.transferring

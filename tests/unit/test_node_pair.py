@@ -196,6 +196,7 @@ def test_a_duplicate_that_lands_in_a_new_owners_pages_is_seen_by_the_step_check(
         nodes.run(lambda: 2 in nodes.ends)
         assert nodes.ends[2].code == "ownership_violation"
         assert nodes.texts[2] == answer(prompt(2, 90), 30)[: len(nodes.texts[2])]
+        assert nodes.condemned == ["d"], "told once, so that the node is replaced"
 
 
 @pytest.mark.parametrize("change", [{"token_count": 88}, {"page_count": 1}])
@@ -372,3 +373,6 @@ def test_a_source_page_that_changed_hands_is_not_sent() -> None:
         assert nodes.ends[1].code == "transfer_failed"
         assert nodes.prefill.violations[0].kind == "foreign"
         assert nodes.prefill_pages.pool.counts()["quarantined"] == 1
+        nodes.ask(2, prompt(2, 40), 5)
+        nodes.run(lambda: 2 in nodes.ends)
+        assert nodes.condemned == ["p"], "told once, so that the node is replaced"

@@ -41,6 +41,8 @@ class PageManager:
         self.policy = policy
         self._cache = PrefixCache(pool)
         self._scopes: dict[int, str] = {}
+        self.condemned = False
+        """Some pages will never be granted again: the pool should be replaced."""
 
     @property
     def tokens_max(self) -> int:
@@ -125,8 +127,10 @@ class PageManager:
 
     def condemn(self, evidence: Sequence[Evidence]) -> None:
         """Somebody unknown writes these pages: pin them for the life of the pool, so that they
-        end in quarantine and are never granted again. Call before `release`."""
+        end in quarantine and are never granted again; the node asks to be replaced. Call before
+        `release`."""
         pages = np.array(sorted({item.page for item in evidence}), np.intp)
+        self.condemned = True
         self.pool.pin(pages)
         self._cache.forget(pages)
 

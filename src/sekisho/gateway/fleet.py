@@ -1,16 +1,13 @@
-"""The nodes as the gateway sees them: who is ready, who answers which request, who died.
+"""The node processes behind their sockets; what they say is judged by the `Roster`.
 
-Implements `Backend`. All messages of a request come from the one decode node it was given to; a
-word about it from any other node is an error in the log and never text for a client.
+Implements `Backend`.
 """
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import tempfile
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -19,21 +16,10 @@ import zmq.asyncio
 
 from sekisho.engine.output import Delta, Ended
 from sekisho.engine.params import SamplingParams
+from sekisho.gateway.roster import Roster
 from sekisho.node import wire
 from sekisho.node.build import NodeConfig
-from sekisho.node.messages import (
-    Abort,
-    Distrust,
-    Generate,
-    Inspect,
-    Loading,
-    PeerDead,
-    PeerUp,
-    Ready,
-    Report,
-    ToGateway,
-    ToNode,
-)
+from sekisho.node.messages import Inspect, Loading, Ready, Report, ToGateway, ToNode
 from sekisho.node.supervisor import Supervisor
 
 log = logging.getLogger("sekisho.fleet")
@@ -44,26 +30,6 @@ _RUN_DIR_MAX = 80
 
 class FleetError(Exception):
     """A node cannot start; the node itself has said why on stderr."""
-
-
-@dataclass(eq=False)
-class _Node:
-    name: str
-    ready: Ready | None = None
-    retiring: bool = False
-    requests: set[int] = field(default_factory=set)
-    report: asyncio.Future[Report] | None = None
-
-    @property
-    def role(self) -> str:
-        return self.name.partition("-")[0]
-
-
-@dataclass(eq=False)
-class _Request:
-    node: _Node
-    prefill: _Node | None
-    events: asyncio.Queue[Delta | Ended] = field(default_factory=asyncio.Queue)
 
 
 class Fleet:
@@ -94,13 +60,11 @@ class Fleet:
             ),
             self._exited,
         )
-        self._numbers = itertools.count(1)
-        self._nodes: dict[str, _Node] = {}
-        self._requests: dict[int, _Request] = {}
+        self._roster = Roster(roles, self._send, self._supervisor.end)
+        self._reports: dict[str, asyncio.Future[Report]] = {}
         self._changed = asyncio.Event()
         self._started = False
         self._broken = ""
-        self._draining = False
         self._listener: asyncio.Task[None] | None = None
 
     # -- life
@@ -119,7 +83,9 @@ class Fleet:
         self._socket.bind(self._address)
         self._listener = asyncio.create_task(self._listen())
         self._supervisor.start(self._roles)
-        while sum(node.ready is not None for node in self._nodes.values()) < len(self._roles):
+        while sum(node.ready is not None for node in self._roster.nodes.values()) < len(
+            self._roles
+        ):
             if self._broken:
                 raise FleetError(self._broken)
             self._changed.clear()
@@ -128,14 +94,14 @@ class Fleet:
 
     async def stop(self, grace: float) -> None:
         """Refuse new requests, give those under way ``grace`` seconds, end the nodes."""
-        self._draining = True
+        self._roster.draining = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace):
-                while self._requests:
+                while self._roster.requests():
                     self._changed.clear()
                     await self._changed.wait()
-        for number in list(self._requests):
-            self._end(number, "shutting_down", "the server is shutting down")
+        for number in self._roster.requests():
+            self._roster.end(number, "shutting_down", "the server is shutting down")
         await self._supervisor.stop()
         if self._listener is not None:
             self._listener.cancel()
@@ -151,10 +117,10 @@ class Fleet:
         """Let every ready node recount its pool; nodes that die meanwhile are left out."""
         loop = asyncio.get_running_loop()
         pending: dict[str, asyncio.Future[Report]] = {}
-        for node in self._nodes.values():
+        for name, node in self._roster.nodes.items():
             if node.ready is not None:
-                node.report = pending[node.name] = node.report or loop.create_future()
-                self._send(node, [Inspect()])
+                pending[name] = self._reports.setdefault(name, loop.create_future())
+                self._send(name, [Inspect()])
         if pending:
             await asyncio.wait(pending.values())
         return {name: told.result() for name, told in pending.items() if not told.cancelled()}
@@ -162,140 +128,67 @@ class Fleet:
     # -- Backend
 
     def tokens_max(self) -> int:
-        """Prompt plus answer that the smallest node can hold; 0 while a role has no node."""
-        usable = self._usable()
-        if {node.role for node in usable} != set(self._roles):
-            return 0
-        return min(node.ready.tokens_max for node in usable if node.ready is not None)
+        """See `Roster.tokens_max`."""
+        return self._roster.tokens_max()
 
     def ready(self) -> bool:
-        """Every role has a node, every node's checks are active, and nothing is draining."""
-        usable = self._usable()
-        guarded = all(node.ready is not None and node.ready.tenants for node in usable)
-        return guarded and self.tokens_max() > 0 and not self._draining
+        """See `Roster.ready`."""
+        return self._roster.ready()
 
     async def generate(
         self, scope: str, tokens: list[int], params: SamplingParams
     ) -> AsyncGenerator[Delta | Ended, None]:
         """See `Backend.generate`."""
-        number = next(self._numbers)
-        decode = self._least_busy("decode", "colocated")
-        prefill = self._least_busy("prefill")
-        if not self.ready() or decode is None:
-            yield Ended(number, "not_ready", "the nodes are not ready", 0, 0)
-            return
-        request = self._requests[number] = _Request(decode, prefill)
-        for node in filter(None, (decode, prefill)):
-            node.requests.add(number)
-        name = prefill.name if prefill is not None else ""
-        self._send(decode, [Generate(number, scope, tokens, params, name)])
+        events: asyncio.Queue[Delta | Ended] = asyncio.Queue()
+        number = self._roster.open(scope, tokens, params, events.put_nowait)
         try:
             while True:
-                event = await request.events.get()
+                event = await events.get()
                 yield event
                 if isinstance(event, Ended):
                     return
         finally:
-            if self._forget(number):
-                self._send(decode, [Abort(number)])
+            self._roster.close(number)
+            self._changed.set()
 
     # -- private
 
-    def _usable(self) -> list[_Node]:
-        return [n for n in self._nodes.values() if n.ready is not None and not n.retiring]
-
-    def _least_busy(self, *roles: str) -> _Node | None:
-        nodes = [node for node in self._usable() if node.role in roles]
-        return min(nodes, key=lambda node: len(node.requests), default=None)
-
-    def _send(self, node: _Node, messages: Sequence[ToNode]) -> None:
+    def _send(self, name: str, messages: Sequence[ToNode]) -> None:
         # At once: a ROUTER without limit never waits. Not by a plain socket of the same handle:
         # its sends swallow the wake-up that the listener waits for.
-        self._socket.send_multipart([node.name.encode(), wire.encode_to_node(messages)])
+        self._socket.send_multipart([name.encode(), wire.encode_to_node(messages)])
 
     async def _listen(self) -> None:
         while True:
             identity, frame = await self._socket.recv_multipart()
-            node = self._nodes.setdefault(identity.decode(), _Node(identity.decode()))
+            name = self._roster.seen(identity.decode()).name
             try:
                 messages = wire.decode_to_gateway(frame)
             except msgspec.DecodeError as error:
-                log.error("ignored a word of %s: %s", node.name, error)
+                log.error("ignored a word of %s: %s", name, error)
                 continue
             for message in messages:
-                self._hear(node, message)
+                self._hear(name, message)
 
-    def _hear(self, node: _Node, message: ToGateway) -> None:
+    def _hear(self, name: str, message: ToGateway) -> None:
         match message:
-            case Delta() | Ended():
-                request = self._requests.get(message.request)
-                if request is None:
-                    return  # given up here; its abort is on the way
-                if request.node is not node:
-                    log.error("%s speaks of request %d of another", node.name, message.request)
-                    return
-                request.events.put_nowait(message)
-                if isinstance(message, Ended):
-                    self._forget(message.request)
             case Loading():
-                self._progress(node.name, message)
+                self._progress(name, message)
             case Ready():
-                node.ready = message
-                self._introduce(node)
-                self._progress(node.name, message)
-                self._changed.set()
+                self._roster.joined(name, message)
+                self._progress(name, message)
             case Report():
-                if node.report is not None and not node.report.done():
-                    node.report.set_result(message)
-                node.report = None
-            case Distrust(name=name):
-                self._retire(name)
-
-    def _introduce(self, node: _Node) -> None:
-        for other in self._nodes.values():
-            for decode, prefill in ((node, other), (other, node)):
-                roles = (decode.role, prefill.role)
-                if roles == ("decode", "prefill") and decode.ready and prefill.ready:
-                    self._send(decode, [PeerUp(prefill.name, prefill.ready.address)])
-
-    def _retire(self, name: str) -> None:
-        """Stop giving work to a node that was caught, and replace it when what it has ends."""
-        node = self._nodes.get(name)
-        if node is not None and not node.retiring:
-            log.error("%s claimed writes that are not there: it is replaced", name)
-            node.retiring = True
-            self._end_if_retired(node)
-
-    def _end_if_retired(self, node: _Node) -> None:
-        if node.retiring and not node.requests:
-            self._supervisor.end(node.name)
+                told = self._reports.pop(name, None)
+                if told is not None and not told.done():
+                    told.set_result(message)
+            case _:
+                self._roster.hear(name, message)
+        self._changed.set()
 
     def _exited(self, name: str, code: int) -> None:
-        node = self._nodes.pop(name, None)
         if not self._started:
             self._broken = f"{name} ended with code {code} before it was ready"
+        if (told := self._reports.pop(name, None)) is not None:
+            told.cancel()
+        self._roster.exited(name)
         self._changed.set()
-        if node is None:
-            return
-        if node.report is not None:
-            node.report.cancel()
-        for number in [n for n, r in self._requests.items() if r.node is node]:
-            self._end(number, "node_lost", "the node that answered this request died")
-        for other in self._nodes.values():
-            self._send(other, [PeerDead(name)])
-
-    def _end(self, number: int, code: str, message: str) -> None:
-        request = self._requests[number]
-        request.events.put_nowait(Ended(number, code, message, 0, 0))
-        self._forget(number)
-
-    def _forget(self, number: int) -> bool:
-        """The request needs no node any more; says whether it did until now."""
-        request = self._requests.pop(number, None)
-        if request is None:
-            return False
-        for node in filter(None, (request.node, request.prefill)):
-            node.requests.discard(number)
-            self._end_if_retired(node)
-        self._changed.set()
-        return True

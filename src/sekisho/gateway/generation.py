@@ -22,8 +22,11 @@ Event = tuple[int, Delta | Ended]
 _AHEAD_MAX = 16  # events a choice's pump may be ahead of a slow client
 
 
-class _Checker:
-    """Holds one stream to its word."""
+class StreamCheck:
+    """Holds one stream to its word: every event goes through `accept` before it is shown.
+
+    ``live`` holds the request numbers of all running streams of the gateway.
+    """
 
     def __init__(self, call: Call, live: set[int]) -> None:
         self._logprobs = call.params.logprobs is not None
@@ -116,7 +119,7 @@ class Generation:
         return event
 
     async def _pump(self, choice: int, call: Call) -> None:
-        checker = _Checker(call, self._live)
+        checker = StreamCheck(call, self._live)
         stream = self._backend.generate(self._scope, call.tokens, call.params)
         try:
             async for event in stream:

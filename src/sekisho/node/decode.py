@@ -31,7 +31,7 @@ from sekisho.engine.pages import PageManager
 from sekisho.engine.scheduler import Scheduler
 from sekisho.engine.sequence import Phase, Sequence
 from sekisho.engine.tokenizer import Tokenizer
-from sekisho.node.messages import Abort, Distrust, Generate
+from sekisho.node.messages import Abort, Condemned, Distrust, Generate
 
 # A long prompt is computed for minutes, but a stopped prefill node is not waited for for ever.
 _TRANSFER_FACTOR = 10
@@ -75,7 +75,8 @@ class DecodeNode:
         self._prefills: set[str] = set()
         self._chosen: dict[int, str] = {}
         self._takings: dict[Lease, _Taking] = {}
-        self._notices: deque[Distrust] = deque()
+        self._notices: deque[Distrust | Condemned] = deque()
+        self._condemned = False
 
     # -- what comes in
 
@@ -130,12 +131,15 @@ class DecodeNode:
 
     # -- what goes out
 
-    def to_gateway(self) -> list[Delta | Ended | Distrust]:
+    def to_gateway(self) -> list[Delta | Ended | Distrust | Condemned]:
         """Everything for the gateway since the last call, in order."""
         outputs, self._scheduler.outputs = self._scheduler.outputs, []
         for output in outputs:
             if isinstance(output, Ended):
                 self._chosen.pop(output.request, None)
+        if self._pages.condemned and not self._condemned:
+            self._condemned = True
+            self._notices.append(Condemned())
         notices = list(self._notices)
         self._notices.clear()
         return [*outputs, *notices]

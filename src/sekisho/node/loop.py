@@ -180,6 +180,7 @@ class PrefillLoop:
             for peer, message in self._node.outbox:
                 self._socket.send_multipart([peer.encode(), wire.encode_to_decode(message)])
             self._node.outbox.clear()
+            self._line.send(self._node.to_gateway())
             report_evidence(self._node.violations)
             wait = 0 if busy else _POLL_MS if self._node.transferring else _IDLE_MS
             ready = dict(self._poller.poll(wait))

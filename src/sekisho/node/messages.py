@@ -91,7 +91,12 @@ class Distrust(Message, frozen=True):
     name: str
 
 
-ToGateway: TypeAlias = Delta | Ended | Loading | Ready | Report | Distrust
+class Condemned(Message, frozen=True):
+    """Somebody unknown has written pages of this node, which are never granted again: replace the
+    node, and with it the pool, when its requests have ended."""
+
+
+ToGateway: TypeAlias = Delta | Ended | Loading | Ready | Report | Distrust | Condemned
 
 # ---- decode <-> prefill
 

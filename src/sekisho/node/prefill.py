@@ -27,7 +27,7 @@ from sekisho.core.table import BlockTable
 from sekisho.engine.batch import Runner
 from sekisho.engine.pages import PageManager, Text
 from sekisho.engine.step import Work, run_step
-from sekisho.node.messages import Join
+from sekisho.node.messages import Condemned, Join
 from sekisho.transport import PageWrite, Status, Transport, TransportError
 
 
@@ -81,6 +81,7 @@ class PrefillNode:
         self._queue: deque[_Job] = deque()
         self._running: list[_Job] = []
         self._tickets: dict[int, tuple[_Job, int]] = {}
+        self._condemned = False
 
     # -- what comes in
 
@@ -111,6 +112,11 @@ class PrefillNode:
         for lease in list(gone.leases):
             job = self._jobs[lease]
             self._apply(job, job.give.broken("the decode node died"))
+
+    def to_gateway(self) -> list[Condemned]:
+        """What the gateway must know, once."""
+        told, self._condemned = self._condemned, self._pages.condemned
+        return [Condemned()] if self._condemned and not told else []
 
     @property
     def idle(self) -> bool:
