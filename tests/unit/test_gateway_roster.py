@@ -130,3 +130,11 @@ def test_a_draining_fleet_takes_nothing_new(world: World) -> None:
         "shutting_down",
     ]
     assert world.roster.requests() == []
+
+
+def test_a_dead_nodes_last_word_does_not_bring_it_back(world: World) -> None:
+    world.roster.exited("prefill-0.1")
+    world.roster.joined("prefill-0.1", ready())
+    assert not world.roster.ready()
+    world.open()
+    assert [e.code for e in world.events if isinstance(e, Ended)] == ["not_ready"]

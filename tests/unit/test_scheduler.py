@@ -166,6 +166,41 @@ def test_a_foreign_write_during_the_pass_drops_the_step_of_that_request_alone(
     assert pages.pool.pins_of(page) == 1
 
 
+@pytest.mark.parametrize("later", [False, True], ids=["in the batch", "preempted meanwhile"])
+def test_a_row_that_points_at_anothers_page_fails_both_before_a_token_leaves(
+    later: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The row's new slot is written into the neighbour's page, whose header does not show it
+    (GHSA-fpch-3xrf-7q96, TRT-LLM PR#13278)."""
+    pages = page_manager(16)
+    engine = scheduler(pages)
+    for request, length in ((1, 18), (2, 30), (3, 20)):
+        engine.add(sequence(request, prompt(request, length), 20))
+    while len(engine.outputs) < 3:
+        engine.step(0.0)
+    neighbour = engine.get(2)
+    assert neighbour is not None and neighbour.table is not None
+    forward, page = engine._runner.forward, int(neighbour.table.pages[-1])
+
+    def aliased(batch: Batch) -> NDArray[np.float32]:
+        batch.tables[0, batch.positions[0] // 16] = page
+        return forward(batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._runner, "forward", aliased)
+        if later:
+            engine._running.remove(neighbour)
+        engine.step(0.0)
+        if later:
+            engine._running.append(neighbour)
+    texts, ends = run(engine)
+    for request, length in ((1, 18), (2, 30)):
+        assert ends[request].code == "ownership_violation"
+        assert texts[request] == answer(prompt(request, length), 20)[: len(texts[request])]
+    assert texts[3] == answer(prompt(3, 20), 20)
+    assert {(e.kind, e.request) for e in engine.violations} == {("foreign", 1), ("reached", 2)}
+
+
 def test_without_the_checks_the_same_write_would_go_unnoticed() -> None:
     pages = page_manager(16, "off")
     engine = scheduler(pages)

@@ -41,8 +41,12 @@ class PageManager:
         self.policy = policy
         self._cache = PrefixCache(pool)
         self._scopes: dict[int, str] = {}
-        self.condemned = False
+        self._suspect: set[int] = set()
+
+    @property
+    def condemned(self) -> bool:
         """Some pages will never be granted again: the pool should be replaced."""
+        return bool(self._suspect)
 
     @property
     def tokens_max(self) -> int:
@@ -92,8 +96,25 @@ class PageManager:
     def verify(
         self, tables: Sequence[BlockTable], read: Sequence[Pages] | None = None
     ) -> dict[int, tuple[Evidence, ...]]:
-        """Evidence by request, as `core.table.verify`; empty under isolation ``off``."""
-        return verify(self.memory, tables, read) if self.policy.checks else {}
+        """Evidence by request, as `core.table.verify`; empty under isolation ``off``.
+
+        A request whose row was given a wrong page has written its new slot there too, and no
+        header shows that. So whoever holds a page that is evidence against another fails with it.
+        """
+        if not self.policy.checks:
+            return {}
+        found = verify(self.memory, tables, read)
+        suspect = {item.page for evidence in found.values() for item in evidence}
+        suspect |= self._suspect
+        if suspect:
+            for table in tables:
+                reached = suspect.intersection(table.pages.tolist())
+                if reached and table.request not in found:
+                    found[table.request] = tuple(
+                        Evidence("reached", table.request, page, str(table.lease), "another's row")
+                        for page in sorted(reached)
+                    )
+        return found
 
     def prove(self, table: BlockTable) -> tuple[Evidence, ...]:
         """Check what a remote writer filled: headers, and by policy the payloads."""
@@ -130,7 +151,7 @@ class PageManager:
         end in quarantine and are never granted again; the node asks to be replaced. Call before
         `release`."""
         pages = np.array(sorted({item.page for item in evidence}), np.intp)
-        self.condemned = True
+        self._suspect.update(pages.tolist())
         self.pool.pin(pages)
         self._cache.forget(pages)
 

@@ -83,9 +83,7 @@ class Fleet:
         self._socket.bind(self._address)
         self._listener = asyncio.create_task(self._listen())
         self._supervisor.start(self._roles)
-        while sum(node.ready is not None for node in self._roster.nodes.values()) < len(
-            self._roles
-        ):
+        while len(self._roster.nodes) < len(self._roles):
             if self._broken:
                 raise FleetError(self._broken)
             self._changed.clear()
@@ -117,10 +115,9 @@ class Fleet:
         """Let every ready node recount its pool; nodes that die meanwhile are left out."""
         loop = asyncio.get_running_loop()
         pending: dict[str, asyncio.Future[Report]] = {}
-        for name, node in self._roster.nodes.items():
-            if node.ready is not None:
-                pending[name] = self._reports.setdefault(name, loop.create_future())
-                self._send(name, [Inspect()])
+        for name in self._roster.nodes:
+            pending[name] = self._reports.setdefault(name, loop.create_future())
+            self._send(name, [Inspect()])
         if pending:
             await asyncio.wait(pending.values())
         return {name: told.result() for name, told in pending.items() if not told.cancelled()}
@@ -161,7 +158,7 @@ class Fleet:
     async def _listen(self) -> None:
         while True:
             identity, frame = await self._socket.recv_multipart()
-            name = self._roster.seen(identity.decode()).name
+            name = identity.decode()
             try:
                 messages = wire.decode_to_gateway(frame)
             except msgspec.DecodeError as error:

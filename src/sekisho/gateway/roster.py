@@ -4,8 +4,8 @@ Sans-IO: the fleet feeds it from its sockets, the simulator from its network. Al
 request come from the one decode node it was given to; a word about it from any other node is an
 error in the log and never text for a client.
 
-    node      | started | ready ── serves ──| retiring: no new request | ended, replaced
-    requests            |---- r1 ----|  |---- r2 (runs to its end) ----|
+    node      | ready ── serves ──| retiring: no new request | ended, replaced
+    requests    |---- r1 ----| |---- r2 (runs to its end) ---|
 """
 
 import itertools
@@ -33,10 +33,10 @@ Deliver = Callable[[Delta | Ended], None]
 
 @dataclass(eq=False)
 class Node:
-    """One generation of a node: its name never comes again."""
+    """A node that is ready, or was; its name never comes again."""
 
     name: str
-    ready: Ready | None = None
+    ready: Ready
     retiring: bool = False
     requests: set[int] = field(default_factory=set)
 
@@ -71,6 +71,7 @@ class Roster:
         self._roles = set(roles)
         self._send = send
         self._end_process = end
+        self._gone: set[str] = set()
         self._numbers = itertools.count(1)
         self._requests: dict[int, _Request] = {}
 
@@ -81,12 +82,12 @@ class Roster:
         usable = self._usable()
         if {node.role for node in usable} != self._roles:
             return 0
-        return min(node.ready.tokens_max for node in usable if node.ready is not None)
+        return min(node.ready.tokens_max for node in usable)
 
     def ready(self) -> bool:
         """Every role has a node, every node's checks are active, and nothing is draining."""
         usable = self._usable()
-        guarded = all(node.ready is not None and node.ready.tenants for node in usable)
+        guarded = all(node.ready.tenants for node in usable)
         return guarded and self.tokens_max() > 0 and not self.draining
 
     def requests(self) -> list[int]:
@@ -125,18 +126,17 @@ class Roster:
 
     # -- nodes
 
-    def seen(self, name: str) -> Node:
-        """The node of that name, which may have said its first word just now."""
-        return self.nodes.setdefault(name, Node(name))
-
     def joined(self, name: str, ready: Ready) -> None:
-        """A node is ready: introduce it to those it works with."""
-        node = self.seen(name)
-        node.ready = ready
+        """A node is ready: introduce it to those it works with.
+
+        A dead one's last word may come after the news of its death; it stays dead.
+        """
+        if name in self._gone:
+            return
+        node = self.nodes[name] = Node(name, ready)
         for other in self.nodes.values():
             for decode, prefill in ((node, other), (other, node)):
-                roles = (decode.role, prefill.role)
-                if roles == ("decode", "prefill") and decode.ready and prefill.ready:
+                if (decode.role, prefill.role) == ("decode", "prefill"):
                     self._send(decode.name, [PeerUp(prefill.name, prefill.ready.address)])
 
     def hear(self, name: str, message: Delta | Ended | Distrust | Condemned) -> None:
@@ -159,6 +159,7 @@ class Roster:
 
     def exited(self, name: str) -> None:
         """The node's process has ended, as its parent saw: it writes no more."""
+        self._gone.add(name)
         node = self.nodes.pop(name, None)
         if node is None:
             return
@@ -170,7 +171,7 @@ class Roster:
     # -- private
 
     def _usable(self) -> list[Node]:
-        return [n for n in self.nodes.values() if n.ready is not None and not n.retiring]
+        return [node for node in self.nodes.values() if not node.retiring]
 
     def _least_busy(self, *roles: str) -> Node | None:
         nodes = [node for node in self._usable() if node.role in roles]
