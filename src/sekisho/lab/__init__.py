@@ -1,1 +1,1 @@
-"""The incident of 2026 in miniature: an engine unsafe on purpose, and each defence put back alone."""
+"""The incident of 2026 in miniature: an engine unsafe on purpose, its defences put back singly."""
