@@ -46,7 +46,7 @@ system:
 	if [ -n "$$packages" ]; then \
 	    echo "Missing system packages. As root: apt-get install -y $$packages" >&2; \
 	    echo "Without g++ the plain torch kernels serve; without the libraries the memory" \
-	        "transport does." >&2; \
+	        "transport does; Chromium is for the tests alone." >&2; \
 	fi
 
 # torch first and by its exact version, so that no other dependency picks another build of it.

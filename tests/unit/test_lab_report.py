@@ -72,9 +72,9 @@ def side(text: str, marked: list[tuple[int, int]] | None = None, **more: object)
     )
 
 
-def held(**more: object) -> Incident:
+def held() -> Incident:
     """B was refused: no pages, no text."""
-    b = side("", status=400, finish="context_length_exceeded", **more)
+    b = side("", status=400, finish="context_length_exceeded")
     return incident(b=b, before=[], after=[], leaked=False, defences=["admission"])
 
 
@@ -188,12 +188,18 @@ def test_what_never_began_claims_nothing() -> None:
 
 
 def test_the_verdict_follows_the_values() -> None:
-    assert figures.lead(incident())[0] == "LEAKED"
-    assert "nothing looks wrong" in figures.lead(incident())[2]
+    assert figures.lead(incident())[:2] == ("bad", "LEAKED")
+    assert "nothing looks wrong" in figures.lead(incident())[3]
     noticed = incident(b=side("x", evidence=["e"]))
-    assert "nothing looks wrong" not in figures.lead(noticed)[2]
-    assert figures.lead(held())[0] == "HELD"
-    assert figures.lead(incident(leaked=False))[0] == "NO LEAK"
+    assert "nothing looks wrong" not in figures.lead(noticed)[3]
+    assert figures.lead(held())[:2] == ("good", "HELD")
+    assert "before a token" in figures.lead(held())[3]
+    begun = incident(b=side("some", status=500), leaked=False)
+    assert "before a token" not in figures.lead(begun)[3]
+    tone, stamp, _, sentence = figures.lead(incident(leaked=False))
+    assert (tone, stamp) == ("doubt", "NO LEAK")
+    assert "68 of 69 pages" in sentence
+    assert figures.lead(incident(own=69, leaked=False))[:2] == ("good", "NO LEAK")
 
 
 def test_a_defence_suffices_only_if_nothing_leaked_and_nothing_wrong_was_served() -> None:

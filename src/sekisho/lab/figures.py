@@ -228,25 +228,31 @@ def story(incident: Incident) -> list[Step]:
     ]
 
 
-def lead(incident: Incident) -> tuple[str, str, str]:
-    """Stamp, headline and sentence of the incident's verdict, from its values alone."""
+def lead(incident: Incident) -> tuple[str, str, str, str]:
+    """Tone (bad, doubt or good), stamp, headline and sentence, from the incident's values alone."""
     b = incident.b
+    seen = f"HTTP {b.status}, {b.latency_ms:,.0f} ms, {b.completion_tokens:,} tokens"
     if incident.leaked:
-        seen = f"HTTP {b.status}, {b.latency_ms:,.0f} ms, {b.completion_tokens:,} tokens"
         quiet = b.status == 200 and not b.evidence
         end = ", no evidence: nothing looks wrong." if quiet else "."
-        return "LEAKED", "Tenant B reads tenant A's secret", seen + end
+        return "bad", "LEAKED", "Tenant B reads tenant A's secret", seen + end
     if b.status != 200:
+        end = "." if b.text else ": it ended before a token left."
         return (
+            "good",
             "HELD",
-            "Tenant B gets an error, not A's text",
-            f"HTTP {b.status}, {b.finish}: the request ended before a token of it left.",
+            "Tenant B gets an error, not A's secret",
+            f"HTTP {b.status}, {b.finish}{end}",
         )
-    return (
-        "NO LEAK",
-        "B's answer does not hold A's secret",
-        "HTTP 200. That A's secret is absent does not make the answer right.",
-    )
+    foreign = sum(not page.expected for page in incident.after)
+    if foreign:
+        return (
+            "doubt",
+            "NO LEAK",
+            "No secret in B's answer, but no right answer",
+            f"{seen}, built on {foreign:,} of {len(incident.after):,} pages not written for B.",
+        )
+    return "good", "NO LEAK", "B's answer does not hold A's secret", seen + "."
 
 
 def cases(baseline: Cell | None, singles: list[Cell]) -> list[Case]:
