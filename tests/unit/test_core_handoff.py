@@ -150,10 +150,7 @@ def test_an_abort_after_the_commit_is_no_business_of_the_hand_off() -> None:
 
 def test_the_writers_death_ends_the_request_and_settles() -> None:
     hand = taking()
-    effects = hand.writer_dead()
-    assert [type(one) for one in effects] == [Settle, End]
-    assert isinstance(effects[1], End)
-    assert effects[1].code == "node_lost"
+    assert hand.writer_dead() == [Settle(), End("node_lost", "the prefill node died")]
     assert hand.closed
     assert hand.writer_dead() == []
 

@@ -46,6 +46,10 @@ def test_a_layout_without_content_is_refused(name: str, value: int) -> None:
         PageLayout(**(asdict(LAYOUT) | {name: value}))
 
 
+def test_the_smallest_layout_is_one_of_everything() -> None:
+    assert PageLayout(16, 1, 1, 1, 1, "m").page_bytes == 64 + 2 * 16
+
+
 @pytest.mark.parametrize("page_size", [0, -16, 1, 8, 17, 24])
 def test_a_page_size_that_is_no_multiple_of_16_is_refused(page_size: int) -> None:
     with pytest.raises(LocalOwnershipError, match="page_size"):
@@ -96,6 +100,8 @@ def test_a_link_hashes_u32_tokens_keyed_with_the_link_before() -> None:
 def test_a_token_outside_u32_is_refused_and_not_wrapped(token: int) -> None:
     with pytest.raises(OverflowError):
         chain_next(ROOT, [token])
+    with pytest.raises(OverflowError):
+        chain(ROOT, [1, token], 16)
 
 
 def test_a_chain_is_one_digest_a_page() -> None:
@@ -104,6 +110,8 @@ def test_a_chain_is_one_digest_a_page() -> None:
     second = chain_next(first, tokens[16:32])
     assert chain(ROOT, tokens, 16) == [first, second, chain_next(second, tokens[32:])]
     assert chain(ROOT, [], 16) == []
+    large = [10_000, 2**32 - 1]
+    assert chain(ROOT, large, 16) == [chain_next(ROOT, large)]
 
 
 def test_equal_texts_of_two_scopes_agree_on_no_page() -> None:

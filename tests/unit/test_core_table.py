@@ -123,6 +123,21 @@ def test_an_opened_page_has_an_empty_header_in_memory(memory: PageMemory) -> Non
     assert not memory.words[7].any()
 
 
+@pytest.mark.parametrize("full", [0, 1, 2, 3])
+def test_an_opened_page_carries_the_digest_of_the_page_before(
+    memory: PageMemory, full: int
+) -> None:
+    """So also a page without a token of its own says which text it goes on."""
+    tokens = list(range(full * SIZE))
+    table = BlockTable(LAYOUT, 1, LEASE, ROOT)
+    if full:
+        table.open(at(*range(full)), memory)
+        table.append(tokens, memory)
+    table.open(at(10, 11), memory)
+    last = [ROOT, *chain(ROOT, tokens, SIZE)][-1]
+    assert [bytes(header(memory, page)["token_digest"]) for page in (10, 11)] == [last] * 2
+
+
 def test_pages_follow_full_pages_only(memory: PageMemory) -> None:
     table = expecting([1, 2], 20)
     refused(table, "only follow full", lambda: table.open(at(3), memory))
@@ -290,15 +305,32 @@ def test_a_never_written_page_is_told_from_a_foreign_one(memory: PageMemory) -> 
     assert second.found == f"{other.lease} ordinal=1 filled=4"
 
 
-def test_every_bit_of_a_header_is_compared(memory: PageMemory) -> None:
+@pytest.mark.parametrize("others", [0, 1, 2])
+def test_every_bit_of_a_header_is_compared(memory: PageMemory, others: int) -> None:
+    """Also beside tables without a page, whose expectations are joined to those of the others."""
     table = expecting([4, 9, 2], 35)
     landed(memory, table)
+    batch = [BlockTable(LAYOUT, 7 + i, LEASE, ROOT) for i in range(others)] + [table]
     raw = memory._buffer[9 * LAYOUT.page_bytes :][:64]
     for bit in range(64 * 8):
         raw[bit // 8] ^= 1 << bit % 8
-        assert [item.page for item in verify(memory, [table])[1]] == [9]
+        found = verify(memory, batch)
+        assert [(one, item.page) for one, items in found.items() for item in items] == [(1, 9)]
         raw[bit // 8] ^= 1 << bit % 8
-    assert verify(memory, [table]) == {}
+    assert verify(memory, batch) == {}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_a_fault_in_any_table_of_a_batch_is_found(memory: PageMemory, count: int) -> None:
+    tables = [expecting([2 * i, 2 * i + 1], 20, request=i) for i in range(count)]
+    for broken in range(2 * count):
+        landed(memory, *tables)
+        assert verify(memory, tables) == {}
+        memory.blank(at(broken))
+        found = verify(memory, tables)
+        assert {request: [item.page for item in items] for request, items in found.items()} == {
+            broken // 2: [broken]
+        }
 
 
 def test_no_tables_no_findings(memory: PageMemory) -> None:
