@@ -132,17 +132,10 @@ class TenantStore:
 
     def create_key(self, tenant: Tenant) -> str:
         """A new key of ``tenant``: the only time that anybody sees it."""
-        key = mint_key()
-        row = {
-            "id": secrets.token_hex(16),
-            "tenant_id": tenant.id,
-            "prefix": key_prefix(key),
-            "digest": key_digest(key, self._pepper),
-            "created_at": datetime.now(UTC),
-        }
+        key, insert = self._mint(tenant)
         try:
             with self._engine.begin() as connection:
-                connection.execute(sa.insert(_api_key).values(row))
+                connection.execute(insert)
         except SQLAlchemyError as error:
             raise _failure(error) from None
         return key
@@ -168,16 +161,30 @@ class TenantStore:
         return result.rowcount == 1
 
     def replace_keys(self, tenant: Tenant) -> str:
-        """End every key that ``tenant`` has, and make one new."""
+        """End every key that ``tenant`` has, and make one new: both, or neither."""
         update = sa.update(_api_key).where(
             _api_key.c.tenant_id == tenant.id, _api_key.c.revoked_at.is_(None)
         )
+        key, insert = self._mint(tenant)
         try:
             with self._engine.begin() as connection:
                 connection.execute(update.values(revoked_at=datetime.now(UTC)))
+                connection.execute(insert)
         except SQLAlchemyError as error:
             raise _failure(error) from None
-        return self.create_key(tenant)
+        return key
+
+    def _mint(self, tenant: Tenant) -> tuple[str, sa.Insert]:
+        """A new key, and the statement that stores it."""
+        key = mint_key()
+        row = {
+            "id": secrets.token_hex(16),
+            "tenant_id": tenant.id,
+            "prefix": key_prefix(key),
+            "digest": key_digest(key, self._pepper),
+            "created_at": datetime.now(UTC),
+        }
+        return key, sa.insert(_api_key).values(row)
 
     def _find(self, key: str) -> tuple[str, Tenant] | None:
         """Id of the key's row, and its tenant."""
