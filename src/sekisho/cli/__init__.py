@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import typer
 
-from sekisho.cli import config, serve
+from sekisho.cli import config, lab, serve
 from sekisho.config import ConfigError
 
 app = typer.Typer(
@@ -18,6 +18,7 @@ app = typer.Typer(
 )
 app.command()(serve.serve)
 app.add_typer(config.app, name="config")
+app.add_typer(lab.app, name="lab")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -13,7 +13,6 @@ import msgspec
 
 from sekisho.engine.demo import NAME
 from sekisho.lab.machine import (
-    ANSWER_TOKENS,
     DECODE_PAGES,
     PAGE_SIZE,
     PREFILL_TOKENS,
@@ -23,12 +22,12 @@ from sekisho.lab.machine import (
     State,
 )
 from sekisho.lab.results import Incident, Side
-from sekisho.lab.story import Story, tell
+from sekisho.lab.story import Story, small_talk, tell
 from sekisho.lab.switches import Switches
 
 TENANT_A, TENANT_B, TENANT_C = "tenant-a", "tenant-b", "tenant-c"
-# B is over the prefill pool by half a page or more, and needs no more pages than A has left.
-_OVER = 8
+_OVER = 8  # B is over the prefill pool by half a page, or by the sentence that comes to it
+_SHORT_ANSWER = 4
 _WORDS_MIN = 4
 
 
@@ -42,7 +41,7 @@ class _Key(NamedTuple):
 
 
 class Lab:
-    """Plays trials with one machine; the texts of trial ``i`` depend on ``seed`` and ``i`` alone."""
+    """Plays trials on one machine; the texts of trial ``i`` depend on ``seed`` and ``i`` alone."""
 
     def __init__(self, model: LabModel, seed: int) -> None:
         self.machine = Machine(model)
@@ -54,11 +53,9 @@ class Lab:
         """The texts of a trial."""
         if trial not in self._stories:
             rng = random.Random(f"sekisho lab {self.seed} {trial}")
-            document = PREFILL_TOKENS
-            question = PREFILL_TOKENS + _OVER
-            # What A's prompt and answer leave of the decode pool, less the filler's own answer.
-            filler = WINDOW - document - 2 * ANSWER_TOKENS
-            self._stories[trial] = tell(rng, self.machine.count, document, filler, question)
+            self._stories[trial] = tell(
+                rng, self.machine.count, PREFILL_TOKENS, PREFILL_TOKENS + _OVER
+            )
         return self._stories[trial]
 
     def play(self, trial: int, switches: Switches) -> Incident:
@@ -70,10 +67,7 @@ class Lab:
         if key not in self._states:
             if any(known.story != story for known in self._states):
                 self._states.clear()  # of an earlier trial
-            self.machine.start(switches)
-            a = self.machine.ask(TENANT_A, story.document)
-            self.machine.ask(TENANT_C, story.filler)
-            self._states[key] = (self.machine.state(), a)
+            self._states[key] = self._before_b(story, switches)
         state, a = self._states[key]
         self.machine.start(switches, state)
         b = self.machine.ask(TENANT_B, story.question)
@@ -97,6 +91,20 @@ class Lab:
             leaked=story.secret in b.text,
         )
 
+    def _before_b(self, story: Story, switches: Switches) -> tuple[State, Side]:
+        self.machine.start(switches)
+        a = self.machine.ask(TENANT_A, story.document)
+        # The last token of an answer is never computed; so many pages has A left untouched.
+        used = a.prompt_tokens + a.completion_tokens - 1
+        pages = DECODE_PAGES - -(-used // PAGE_SIZE)
+        rng = random.Random(f"small talk {story.secret}")
+        # Whether its short answer stops early or not, it ends in the last of them.
+        tokens = pages * PAGE_SIZE - 2 * _SHORT_ANSWER
+        self.machine.ask(
+            TENANT_C, small_talk(rng, self.machine.count, tokens), answer_tokens=_SHORT_ANSWER
+        )
+        return self.machine.state(), a
+
 
 def outcome_of(incident: Incident) -> str:
     """The outcome class of a trial, as `results` names them."""
@@ -116,19 +124,17 @@ def marked_spans(text: str, document: str, secret: str) -> list[tuple[int, int]]
     Returns:
         [start, end) spans in order, which do not overlap.
     """
-    words = [match.span() for match in re.finditer(r"\S+", text)]
+    words = [match.span() for match in re.finditer(r"\w+", text)]
     spans: list[tuple[int, int]] = []
     for first, (start, _) in enumerate(words):
         if spans and start < spans[-1][1]:
             continue
         end = start
         for count, (_, word_end) in enumerate(words[first:], 1):
-            bare = start + len(text[start:word_end].rstrip(".,;:!?"))
-            fitting = [at for at in (word_end, bare) if text[start:at] in document]
-            if not fitting:
+            if text[start:word_end] not in document:
                 break
-            if count >= _WORDS_MIN or secret in text[start : fitting[0]]:
-                end = fitting[0]
+            if count >= _WORDS_MIN or secret in text[start:word_end]:
+                end = word_end
         if end > start:
             spans.append((start, end))
     return spans

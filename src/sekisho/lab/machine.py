@@ -23,7 +23,6 @@ from sekisho.engine.demo import NAME, ensure_demo_model
 from sekisho.engine.kernels.build import KernelUnavailable
 from sekisho.engine.native import NativeRunner
 from sekisho.engine.output import Delta, Ended
-from sekisho.engine.params import SamplingParams
 from sekisho.engine.reference import ReferenceRunner
 from sekisho.engine.spec import ModelSpec, load_spec
 from sekisho.engine.tokenizer import Tokenizer, load_tokenizer
@@ -32,6 +31,7 @@ from sekisho.gateway.errors import ApiError
 from sekisho.gateway.model import ServedModel
 from sekisho.gateway.prompts import Call, chat_calls
 from sekisho.gateway.schemas import ChatRequest, parse
+from sekisho.lab.pair import NodePair
 from sekisho.lab.results import PageView, Side
 from sekisho.lab.switches import Switches
 from sekisho.lab.unsafe import (
@@ -43,7 +43,7 @@ from sekisho.lab.unsafe import (
     lab_policy,
 )
 from sekisho.node.build import model_fingerprint
-from sekisho.node.messages import Generate, Join, Ready
+from sekisho.node.messages import Ready
 from sekisho.transport import MemoryTransport
 
 PAGE_SIZE = 16
@@ -52,10 +52,7 @@ PREFILL_PAGES = 26
 DECODE_PAGES = WINDOW // PAGE_SIZE
 PREFILL_TOKENS = PREFILL_PAGES * PAGE_SIZE
 ANSWER_TOKENS = 32
-"""What every request of the lab may have as its answer."""
 _THREADS = 2
-_IDLE_STEPS_MAX = 200_000
-_DECODE, _PREFILL = "decode-lab", "prefill-lab"
 
 
 class LabModel(NamedTuple):
@@ -153,9 +150,7 @@ class Machine:
             tokens_max=admitted,
         )
         self._prefill = UnsafePrefill(self._runners[1], prefill_pages, self._transports[1])
-        self._decode.prefill_up(_PREFILL)
-        join = Join(self._transports[0].endpoint(), self._model.layout.fingerprint)
-        self._prefill.receive(_DECODE, join, 0.0)
+        self._pair = NodePair(self._decode, self._prefill, self._transports[0], self._model.layout)
 
     def state(self) -> State:
         """A copy, to start from again."""
@@ -168,7 +163,7 @@ class Machine:
     def stop(self) -> None:
         """End the nodes; the regions stay. Idempotent."""
         if self._pages:
-            self._prefill.peer_dead(_DECODE)
+            self._pair.part()
             self._pages = []
 
     def close(self) -> None:
@@ -187,13 +182,13 @@ class Machine:
         """Tokens of a chat with this one user message."""
         return len(self._model.tokenizer.encode_chat([{"role": "user", "content": content}]))
 
-    def ask(self, tenant: str, content: str) -> Side:
-        """One chat request through gateway and nodes, greedy."""
+    def ask(self, tenant: str, content: str, answer_tokens: int = ANSWER_TOKENS) -> Side:
+        """One chat request through gateway and nodes, greedy, of one user message."""
         start = time.perf_counter()
         body = {
             "model": NAME,
             "messages": [{"role": "user", "content": content}],
-            "max_tokens": ANSWER_TOKENS,
+            "max_tokens": answer_tokens,
             "temperature": 0,
         }
         try:
@@ -224,34 +219,15 @@ class Machine:
 
     def _run(self, tenant: str, call: Call) -> tuple[str, Ended, list[str]]:
         self._requests += 1
-        params: SamplingParams = call.params
-        generate = Generate(self._requests, tenant, call.tokens, params, _PREFILL)
-        self._decode.generate(generate, 0.0)
-        text, evidence = "", []
-        for _ in range(_IDLE_STEPS_MAX):
-            moved = self._step()
-            evidence += [str(item) for item in self._decode.violations + self._prefill.violations]
-            self._decode.violations.clear()
-            self._prefill.violations.clear()
-            for event in self._decode.to_gateway():
-                if isinstance(event, Delta):
-                    text += event.text
-                elif isinstance(event, Ended):
-                    for pages in self._pages:
-                        pages.pool.check_integrity()
-                    return text, event, evidence
-            if not moved:
-                time.sleep(0.0005)  # a write is under way in the transport's thread
-        raise LabError(f"a request of {tenant} does not end")
-
-    def _step(self) -> bool:
-        moved = self._decode.step(0.0)
-        for _, message in self._decode.to_prefill:
-            self._prefill.receive(_DECODE, message, 0.0)
-        self._decode.to_prefill.clear()
-        moved |= self._prefill.step(0.0)
-        for _, answer in self._prefill.outbox:
-            self._decode.answer(_PREFILL, answer)
-            moved = True
-        self._prefill.outbox.clear()
-        return moved
+        self._pair.generate(self._requests, tenant, call.tokens, call.params)
+        text, end = "", None
+        for event in self._pair.events():
+            if isinstance(event, Delta):
+                text += event.text
+            else:
+                end = event
+        for pages in self._pages:
+            pages.pool.check_integrity()
+        if end is None:
+            raise LabError(f"a request of {tenant} has no end")
+        return text, end, [str(item) for item in self._pair.evidence]

@@ -100,13 +100,17 @@ class ErasePrice(msgspec.Struct, frozen=True):
 
 class LabReport(msgspec.Struct, frozen=True):
     """Everything that one page of the report shows; parts that were not run are empty.
-    ``created`` is a UTC time in ISO 8601."""
+
+    ``created`` is a UTC time in ISO 8601. ``incident_trials`` counts all trials of the run that
+    ``incident`` is one of.
+    """
 
     version: str
     created: str
     incident: Incident | None
     matrix: Matrix | None
     erase: list[ErasePrice]
+    incident_trials: Cell | None = None
 
 
 def wilson(hits: int, trials: int) -> tuple[float, float]:

@@ -1,7 +1,6 @@
 """What the tenants of the lab say: natural text with a secret that no run ever repeats.
 
-Every trial draws its own text from its own generator, so a trial can be repeated by its seed. The
-secret alone is drawn from the operating system where no seed is given.
+Every trial draws its own text from its own generator, so a trial can be repeated by its seed.
 """
 
 import random
@@ -49,12 +48,11 @@ _SHOP = (
 
 
 class Story(NamedTuple):
-    """One trial's texts. ``secret`` stands verbatim in ``document`` and nowhere else; each of the
-    three is one user message."""
+    """One trial's texts, each one user message. ``secret`` stands verbatim in ``document`` and
+    nowhere else."""
 
     secret: str
     document: str
-    filler: str
     question: str
 
 
@@ -63,24 +61,28 @@ def draw_secret(rng: random.Random) -> str:
     return " ".join(f"{rng.randrange(10_000):04d}" for _ in range(3))
 
 
-def tell(
-    rng: random.Random, count: Count, document_tokens: int, filler_tokens: int, question_tokens: int
-) -> Story:
-    """Texts that come as near to the three token counts as whole sentences allow: the document
-    and the filler from below, the question from above."""
+def tell(rng: random.Random, count: Count, document_tokens: int, question_tokens: int) -> Story:
+    """Texts that come as near to the two token counts as whole sentences allow: the document from
+    below, the question from above."""
     secret = draw_secret(rng)
     place = rng.choice(_PLACES)
     line = f"The access code of the {place} is {secret}."
     ask = f"\n\nWhat is the access code of the {place}?"
     head = f"Internal memo, not for other companies. {line} "
     document = _grow(rng, _MEMO, count, document_tokens, head, f"Please remember: {line}{ask}")
-    filler = _grow(rng, _SHOP, count, filler_tokens, "", "When does the shop open?")
     head = "Here are my notes about the garden. "
     question = _grow(rng, _GARDEN, count, question_tokens, head, "\n\nWhat should I plant next?")
-    spare = sorted(_GARDEN, key=len)
     while count(question) < question_tokens:
-        question = question.replace(head, f"{head}{rng.choice(spare)} ", 1)
-    return Story(secret, document, filler, question)
+        question = question.replace(head, f"{head}{rng.choice(_GARDEN)} ", 1)
+    return Story(secret, document, question)
+
+
+def small_talk(rng: random.Random, count: Count, tokens: int) -> str:
+    """A third tenant's message of exactly ``tokens`` tokens."""
+    text = _grow(rng, _SHOP, count, tokens, "", "When does the shop open?")
+    while count(text) < tokens:
+        text += " Please"
+    return text
 
 
 def _grow(
@@ -92,7 +94,7 @@ def _grow(
     tail: str,
 ) -> str:
     """``head``, as many drawn sentences as fit, ``tail``."""
-    body, order = "", []
+    body, order = "", list[str]()
     while True:
         order = order or rng.sample(sentences, len(sentences))
         more = body + order.pop().format(name=rng.choice(_PEOPLE)) + " "
