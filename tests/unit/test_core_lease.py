@@ -19,6 +19,7 @@ def test_an_incarnation_outside_u64_is_refused(incarnation: int) -> None:
 
 @pytest.mark.parametrize("incarnation", [1, U64_MAX])
 def test_both_ends_of_u64_are_incarnations(incarnation: int) -> None:
+    assert U64_MAX == 0xFFFF_FFFF_FFFF_FFFF
     assert LeaseMint(incarnation).next() == Lease(incarnation, 1)
 
 

@@ -84,9 +84,18 @@ def test_a_prefix_under_small_and_large_serials_is_acquired_and_evicted() -> Non
     pool.check_integrity()
 
 
+def test_eviction_names_the_lease_in_all_64_bits() -> None:
+    """Against a ledger that was damaged: the neighbouring serial is another owner."""
+    pool, cache = cached_under(5, 2**63 + 5)
+    pool._serial[1] ^= np.uint64(1)
+    with pytest.raises(LocalOwnershipError, match="of another lease"):
+        cache.evict(2)
+    assert [pool.holders_of(page) for page in (0, 1)] == [1, 1]
+
+
 def test_nothing_acquired_are_u64_serials_too() -> None:
     pages, found = PrefixCache(Pool(1, 1)).acquire([], "a")
-    assert (pages.dtype, found.dtype) == (np.intp, np.uint64)
+    assert [pages.dtype, found.dtype] == [np.dtype(np.intp), np.dtype(np.uint64)]
 
 
 @pytest.mark.parametrize("number", [5, *LARGE])
