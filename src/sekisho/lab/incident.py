@@ -13,6 +13,7 @@ import msgspec
 
 from sekisho.engine.demo import NAME
 from sekisho.lab.machine import (
+    ANSWER_TOKENS,
     DECODE_PAGES,
     PAGE_SIZE,
     PREFILL_TOKENS,
@@ -53,9 +54,9 @@ class Lab:
         """The texts of a trial."""
         if trial not in self._stories:
             rng = random.Random(f"sekisho lab {self.seed} {trial}")
-            self._stories[trial] = tell(
-                rng, self.machine.count, PREFILL_TOKENS, PREFILL_TOKENS + _OVER
-            )
+            # A's prompt and answer fit both roles: every engine here serves A.
+            document, question = PREFILL_TOKENS - ANSWER_TOKENS, PREFILL_TOKENS + _OVER
+            self._stories[trial] = tell(rng, self.machine.count, document, question)
         return self._stories[trial]
 
     def play(self, trial: int, switches: Switches) -> Incident:
