@@ -17,9 +17,12 @@ class Nth:
     def __init__(self, n: int) -> None:
         self.n = n
         self.passed = 0
+        self.over = False
 
     def strikes(self) -> bool:
-        """Called at every point; True at the n-th alone."""
+        """Called at every point; True at the n-th alone, and never once the scenario is over."""
+        if self.over:
+            return False
         self.passed += 1
         return self.passed == self.n
 
