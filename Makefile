@@ -37,7 +37,8 @@ lint: venv  ## ruff, mypy strict, the layers of the design
 
 # In a memory limit: one mutant lets a pool of 2**31 pages through, which would fill the machine.
 mutants: venv  ## mutation testing of core/, half an hour: which changes no test sees
-	@rm -rf mutants; ulimit -v 8388608; nice -n 15 $(BIN)/mutmut run --max-children 1; $(BIN)/mutmut results
+	@rm -rf mutants; ulimit -v 8388608; nice -n 15 $(BIN)/mutmut run --max-children 1
+	@$(BIN)/mutmut results
 	@nice -n 15 $(BIN)/python tests/mutants_rest.py
 
 model: venv  ## the demo model and the kernels, made once into the user's cache

@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import hypothesis.stateful  # noqa: F401  (imported once here and not by every process)
 import libcst as cst
@@ -126,16 +126,35 @@ def spelled(item: Any) -> str:
     return f"{type(item).__name__}.{item.name}" if isinstance(item, enum.Enum) else str(item)
 
 
-def by_cells(path: str, text: str) -> Iterator[Mutant]:
-    """The file with one more statement behind a table, which changes one of its cells."""
+class Change(NamedTuple):
+    """A statement that changes one cell of ``table``, and those behind it that read the table."""
+
+    name: str
+    path: str
+    table: str
+    code: str
+
+    def apply(self) -> None:
+        """Run it in the module that is loaded, and hand new objects to all who imported them."""
+        module = importlib.import_module(f"sekisho.core.{Path(self.path).stem}")
+        before = dict(vars(module))
+        exec(compile(self.code, self.name, "exec"), vars(module))
+        for name, value in before.items():
+            if (new := vars(module)[name]) is not value:
+                for other in list(sys.modules.values()):
+                    if getattr(other, name, None) is value:
+                        setattr(other, name, new)
+
+
+def by_cells(path: str, text: str) -> Iterator[Change]:
+    """All changes of one cell of a table whose keys are members of an enum."""
     module = importlib.import_module(f"sekisho.core.{Path(path).stem}")
     enums: list[type[enum.Enum]] = [
         kind
         for kind in vars(module).values()
         if isinstance(kind, type) and issubclass(kind, enum.Enum) and list(kind)
     ]
-    lines = text.splitlines(keepends=True)
-    for node in ast.parse(text).body:
+    for node in (body := ast.parse(text).body):
         if not (isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)):
             continue
         name = node.target.id
@@ -143,6 +162,11 @@ def by_cells(path: str, text: str) -> Iterator[Mutant]:
         is_table = isinstance(table, dict) and isinstance(next(iter(table)), enum.Enum)
         if not (is_table or isinstance(table, frozenset)):
             continue
+        readers = [
+            ast.unparse(later)
+            for later in body[body.index(node) + 1 :]
+            if isinstance(later, ast.Assign | ast.AnnAssign) and name in reads(later)
+        ]
         for cell, now, options in cells(table, enums):
             for option in options:
                 if option == now:
@@ -153,84 +177,142 @@ def by_cells(path: str, text: str) -> Iterator[Mutant]:
                     change = f"del {name}{cell}"
                 else:
                     change = f"{name}{cell} = {option}"
-                changed = [*lines[: node.end_lineno], change, "\n", *lines[node.end_lineno or 0 :]]
-                yield Mutant(f"{path} {name}{cell}: {now} -> {option}", path, "".join(changed))
+                full = "\n".join([change, *readers])
+                yield Change(f"{path} {name}{cell}: {now} -> {option}", path, name, full)
 
 
-def mutants() -> Iterator[Mutant]:
-    makers: list[Callable[[str, str], Iterator[Mutant]]] = [by_operators, by_cells]
-    for file in sorted(CORE.glob("[a-z]*.py")):
-        text = file.read_text(encoding="utf-8")
-        for make in makers:
-            yield from make(file.name, text)
+def reads(node: ast.AST) -> set[str]:
+    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
 
 
 # ---- running
 
 
-def selection() -> tuple[list[str], list[str]]:
-    """Options, and the tests that mutmut runs."""
-    config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["mutmut"]
-    words = [*config["pytest_add_cli_args"], *config["pytest_add_cli_args_test_selection"]]
-    files = [word for word in words if word.endswith(".py")]
-    return [word for word in words if word not in files], files
+class Cells:
+    """In place of pytest's loop over the tests: one loop for each change, in a process of its own,
+    all of which share the one collection."""
+
+    def __init__(self, changes: list[Change]) -> None:
+        self.changes = changes
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        clean = Change("no change", "pool.py", "", "")
+        if self.run(clean, session) != "survived":
+            raise SystemExit("the tests fail without a mutant")
+        report(self.changes, lambda change: self.run(change, session))
+        return True
+
+    def run(self, change: Change, session: pytest.Session) -> str:
+        near = {Path(ROOT, file) for file in tests_of(change.path)}
+        items = sorted(session.items, key=lambda item: item.path not in near)
+
+        def tests() -> int:
+            change.apply()
+            for item, following in zip(items, [*items[1:], None], strict=True):
+                item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+                if session.testsfailed:
+                    return 1
+            return 0
+
+        return forked(tests)
 
 
-def verdict(mutant: Mutant, folder: Path) -> str:
-    """``killed``, ``survived`` or ``timeout``: by the tests of that file, if not by all others."""
-    options, files = selection()
-    module = f"sekisho.core.{Path(mutant.path).stem} import"
-    near = [file for file in files if module in (ROOT / file).read_text(encoding="utf-8")]
-    far = [file for file in files if file not in near]
-    found = outcome(mutant, folder, [*options, *near])
-    return outcome(mutant, folder, [*options, *far]) if found == "survived" and far else found
-
-
-def outcome(mutant: Mutant, folder: Path, arguments: list[str]) -> str:
-    """What becomes of the mutant in a process that imports it."""
-    core = folder / "sekisho" / "core"
-    (core / mutant.path).write_text(mutant.text, encoding="utf-8")
+def forked(tests: Callable[[], int]) -> str:
+    """``killed``, ``survived`` or ``timeout``: what becomes of a process that runs the tests."""
     child = os.fork()
     if child == 0:
-        signal.alarm(SECONDS_MAX)
-        resource.setrlimit(resource.RLIMIT_AS, (BYTES_MAX, BYTES_MAX))
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, 1)
-        os.dup2(null, 2)
         code = 1
         try:
-            code = int(pytest.main([*OPTIONS, *arguments]))
+            signal.alarm(SECONDS_MAX)
+            resource.setrlimit(resource.RLIMIT_AS, (BYTES_MAX, BYTES_MAX))
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, 1)
+            os.dup2(null, 2)
+            code = tests()
         finally:
             os._exit(code)
     _, status = os.waitpid(child, 0)
-    shutil.copy(CORE / mutant.path, core)
-    shutil.rmtree(core / "__pycache__", ignore_errors=True)  # within a second it looks up to date
     if os.WIFSIGNALED(status):
         return "timeout" if os.WTERMSIG(status) == signal.SIGALRM else "killed"
     return "killed" if os.WEXITSTATUS(status) else "survived"
 
 
+def selection() -> tuple[list[str], list[str]]:
+    """Options, and the tests that mutmut runs."""
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["mutmut"]
+    options = [*OPTIONS, *config["pytest_add_cli_args"]]
+    return options, config["pytest_add_cli_args_test_selection"]
+
+
+def tests_of(path: str) -> list[str]:
+    """Those of the selection that import from a file of core/."""
+    line = f"sekisho.core.{Path(path).stem} import"
+    return [file for file in selection()[1] if line in (ROOT / file).read_text(encoding="utf-8")]
+
+
+def verdict(mutant: Mutant, folder: Path) -> str:
+    """By the tests of that file, and if these see nothing, by all others."""
+    options, files = selection()
+    near = tests_of(mutant.path)
+    found = "survived"
+    for part in (near, [file for file in files if file not in near]):
+        if part and found == "survived":
+            found = with_text(mutant, folder, [*options, *part])
+    return found
+
+
+def with_text(mutant: Mutant, folder: Path, arguments: list[str]) -> str:
+    """What becomes of the mutant in a process that imports it."""
+    core = folder / "sekisho" / "core"
+    (core / mutant.path).write_text(mutant.text, encoding="utf-8")
+    found = forked(lambda: int(pytest.main(arguments)))
+    shutil.copy(CORE / mutant.path, core)
+    shutil.rmtree(core / "__pycache__", ignore_errors=True)  # within a second it looks up to date
+    return found
+
+
+One = TypeVar("One", Mutant, Change)
+
+
+def report(todo: list[One], judge: Callable[[One], str]) -> None:
+    """Judge each, and print what was not killed."""
+    counts: Counter[str] = Counter()
+    for one in todo:
+        found = judge(one)
+        counts[found] += 1
+        if found != "killed":
+            print(f"{found}: {' '.join(one.name.split())}", flush=True)
+    print(f"{len(todo)} mutants: {dict(counts)}", flush=True)
+
+
+def wanted(make: Callable[[str, str], Iterator[One]], words: list[str]) -> list[One]:
+    return [
+        one
+        for file in sorted(CORE.glob("[a-z]*.py"))
+        for one in make(file.name, file.read_text(encoding="utf-8"))
+        if not words or any(word in one.name for word in words)
+    ]
+
+
+def run_cells(words: list[str]) -> int:
+    options, files = selection()
+    return int(pytest.main([*options, "-s", *files], plugins=[Cells(wanted(by_cells, words))]))
+
+
 def main(words: list[str]) -> None:
-    todo = [one for one in mutants() if not words or any(word in one.name for word in words)]
-    for name in [name for name in sys.modules if name.split(".")[0] == "sekisho"]:
-        del sys.modules[name]
     os.chdir(ROOT)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # most of a short run is loading them
-    counts: Counter[str] = Counter()
+    if os.fork() == 0:  # a process for itself, since it imports core/ as it is
+        os._exit(run_cells(words))
+    if os.wait()[1]:
+        raise SystemExit("the run of the tables failed")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         shutil.copytree(CORE, folder / "sekisho" / "core")
         shutil.copy(CORE.parent / "__init__.py", folder / "sekisho")
         sys.path.insert(0, name)
-        clean = Mutant("unchanged", "pool.py", (CORE / "pool.py").read_text(encoding="utf-8"))
-        if verdict(clean, folder) != "survived":
-            raise SystemExit("the tests fail without a mutant")
-        for mutant in todo:
-            found = verdict(mutant, folder)
-            counts[found] += 1
-            if found != "killed":
-                print(f"{found}: {' '.join(mutant.name.split())}", flush=True)
-    print(f"{len(todo)} mutants: {dict(counts)}")
+        report(wanted(by_operators, words), lambda mutant: verdict(mutant, folder))
 
 
 if __name__ == "__main__":

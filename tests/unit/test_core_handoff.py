@@ -188,9 +188,9 @@ def test_every_end_has_a_code_of_the_outcomes() -> None:
         *taking().receive(Complete(LEASE, 0, 0)),
         *taking().writer_dead(),
     ]
-    codes = {one.code for one in ends if isinstance(one, End)}
-    assert codes == {"transfer_failed", "ownership_violation", "node_lost"}
-    assert codes <= set(CODES)
+    evidence = {one.code: len(one.evidence) for one in ends if isinstance(one, End)}
+    assert evidence == {"transfer_failed": 0, "ownership_violation": 1, "node_lost": 0}
+    assert set(evidence) <= set(CODES)
 
 
 # ---- prefill's side

@@ -16,20 +16,24 @@ def test_kind_and_status_come_from_the_code(code: str) -> None:
 
 def test_the_codes_are_these() -> None:
     """Clients, dashboards and bills know them by name: one that goes or changes is a break."""
-    assert {code: status for code, (_, status) in CODES.items()} == {
-        "stop": 200,
-        "length": 200,
-        "context_length_exceeded": 400,
-        "queue_full": 429,
-        "capacity_exceeded": 503,
-        "not_ready": 503,
-        "client_gone": 499,
-        "shutting_down": 503,
-        "ownership_violation": 500,
-        "transfer_failed": 502,
-        "node_lost": 503,
-        "internal_error": 500,
+    assert {code: (kind.value, status) for code, (kind, status) in CODES.items()} == {
+        "stop": ("finished", 200),
+        "length": ("finished", 200),
+        "context_length_exceeded": ("rejected", 400),
+        "queue_full": ("rejected", 429),
+        "capacity_exceeded": ("rejected", 503),
+        "not_ready": ("rejected", 503),
+        "client_gone": ("aborted", 499),
+        "shutting_down": ("aborted", 503),
+        "ownership_violation": ("failed", 500),
+        "transfer_failed": ("failed", 502),
+        "node_lost": ("failed", 503),
+        "internal_error": ("failed", 500),
     }
+
+
+def test_an_outcome_needs_no_message() -> None:
+    assert Outcome("stop").message == ""
 
 
 @pytest.mark.parametrize("code", ["", "STOP", "ok", "finished"])
