@@ -14,7 +14,7 @@ import pytest
 
 from lab_kit import stand_in_lab
 from sekisho.config import ConfigError, load_settings
-from sekisho.core.memory import HEADER_SIZE
+from sekisho.core.page import HEADER_SIZE
 from sekisho.core.pool import Pool
 from sekisho.engine.output import Delta, Ended
 from sekisho.engine.params import SamplingParams
@@ -131,11 +131,14 @@ def test_an_engine_that_erases_gives_b_empty_pages(lab: Lab) -> None:
         assert [view.owner for view in played.after][1:] == ["empty"] * (len(played.after) - 1)
 
 
-def test_a_refused_b_gets_no_page(lab: Lab) -> None:
+def test_admission_refuses_b_before_a_page_is_reserved_and_prefill_after_it(lab: Lab) -> None:
     for engine in (switches(["window"]), switches((), ["admission"])):
         played = lab.play(0, engine)
         assert (outcome_of(played), played.before, played.after) == ("refused", [], [])
         assert played.b.finish == "context_length_exceeded"
+    for engine in (switches(["placeholder"]), switches((), ["one-outcome"])):
+        played = lab.play(0, engine)
+        assert (outcome_of(played), len(played.before) > 26, played.after) == ("refused", True, [])
 
 
 def test_a_defence_that_catches_it_keeps_the_evidence(lab: Lab) -> None:

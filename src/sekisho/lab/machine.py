@@ -184,6 +184,7 @@ class Machine:
 
     def ask(self, tenant: str, content: str, answer_tokens: int = ANSWER_TOKENS) -> Side:
         """One chat request through gateway and nodes, greedy, of one user message."""
+        self._requests += 1
         start = time.perf_counter()
         body = {
             "model": NAME,
@@ -218,7 +219,6 @@ class Machine:
         return pages.before.get(self._requests, []), pages.after.get(self._requests, [])
 
     def _run(self, tenant: str, call: Call) -> tuple[str, Ended, list[str]]:
-        self._requests += 1
         self._pair.generate(self._requests, tenant, call.tokens, call.params)
         text, end = "", None
         for event in self._pair.events():

@@ -2,8 +2,8 @@
 
 Words used: a *defect* is one of the five faults that made the incident, a *defence* is one
 mechanism of the production engine put back. A trial's outcome class is ``leak`` (A's secret stands
-in B's answer), ``wrong-answer`` (200, and not the answer to B's prompt), ``refused`` (ended before
-a page was reserved for it), ``failed`` (ended with an error afterwards) or ``right-answer``.
+in B's answer), ``wrong-answer`` (200, and not the answer to B's prompt), ``refused`` (400, before
+a page was written for it), ``failed`` (ended with an error afterwards) or ``right-answer``.
 """
 
 import msgspec
@@ -46,7 +46,7 @@ class Side(msgspec.Struct, frozen=True):
 
 class Incident(msgspec.Struct, frozen=True):
     """One trial. Sizes are in tokens. ``before``: B's pages right after it reserved them;
-    ``after``: at its first decode step; both empty if it never got there."""
+    ``after``: at its first decode step; each is empty if it never got there."""
 
     model: str
     window: int

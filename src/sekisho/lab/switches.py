@@ -1,7 +1,7 @@
 """The five defects that made the incident, and the defences of the production engine, by name.
 
-Each is a switch of its own. All defects and no defence is the engine of the incident; no defect is
-a plain engine without any check on its pages.
+Each is a switch of its own. All defects and no defence is the engine of the incident. Without any
+defect an engine still lacks what only we have: headers are not compared after a step.
 """
 
 from collections.abc import Iterable
