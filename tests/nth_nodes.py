@@ -19,6 +19,7 @@ from sekisho.core.memory import PageMemory
 from sekisho.core.pool import Pool, State
 from sekisho.engine.output import Delta, Ended
 from sekisho.engine.pages import PageManager
+from sekisho.engine.sequence import Phase
 from sekisho.node.messages import Abort, Join
 from sekisho.node.prefill import PrefillNode
 from sekisho.transport import Completion, MemoryTransport, PageWrite, Status, Transport
@@ -36,7 +37,7 @@ class Ask(NamedTuple):
     request: int
     scope: str
     prompt: list[int]
-    count: int
+    tokens_max: int
     gone_at: int = -1
 
 
@@ -45,9 +46,9 @@ SHARED = prompt(1, 70)
 # transferred, and a long answer: together more pages than either pool has.
 MIXED = [
     Ask(0, 1, "a", SHARED, 12),
+    Ask(0, 4, "a", prompt(4, 50), 12, gone_at=4),
     Ask(0, 2, "b", SHARED, 30),
     Ask(0, 3, "b", prompt(3, 40), 40),
-    Ask(1, 4, "a", prompt(4, 50), 12, gone_at=3),
     Ask(20, 5, "a", SHARED + prompt(5, 20), 12),
 ]
 
@@ -112,6 +113,7 @@ class Cluster(Pair):
         self.asked: dict[int, Ask] = {}
         self.dead: list[str] = []
         self.preempted = 0
+        self.gone_in: list[Phase] = []
         self._listen()
 
     def play(self, asks: Sequence[Ask]) -> None:
@@ -122,8 +124,10 @@ class Cluster(Pair):
             for ask in asks:
                 if ask.at == step:
                     self.asked[ask.request] = ask
-                    self.ask(ask.request, ask.prompt, ask.count, ask.scope)
+                    self.ask(ask.request, ask.prompt, ask.tokens_max, ask.scope)
                 if ask.gone_at == step:
+                    sequence = self.scheduler.get(ask.request)
+                    self.gone_in += [sequence.phase] if sequence is not None else []
                     self.decode.abort(Abort(ask.request))
             before = self._progress()
             moved = self.step_or_die() and self._progress() != before
@@ -177,7 +181,7 @@ class Cluster(Pair):
         """
         failed = set()
         for ask in self.asked.values():
-            whole = expected(tuple(ask.prompt), ask.count)
+            whole = expected(tuple(ask.prompt), ask.tokens_max)
             text = self.texts.get(ask.request, [])
             assert text == whole[: len(text)], f"request {ask.request} got another's tokens"
             end = self.ends.get(ask.request)
