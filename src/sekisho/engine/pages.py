@@ -17,11 +17,13 @@ _NOTHING: Pages = np.zeros(0, np.intp)
 
 
 class Text(NamedTuple):
-    """Tokens that need pages, and their digests: hashed once, however long they wait for room."""
+    """Tokens that need pages, and their digests: hashed once, however long they wait for room.
+    ``spare`` pages must be left free for what follows them."""
 
     tokens: Sequence[int]
     root: bytes
     digests: list[bytes]
+    spare: int = 0
 
 
 class PageManager:
@@ -41,12 +43,9 @@ class PageManager:
         self.policy = policy
         self._cache = PrefixCache(pool)
         self._scopes: dict[int, str] = {}
-        self._suspect: set[int] = set()
-
-    @property
-    def condemned(self) -> bool:
+        self.condemned = False
         """Some pages will never be granted again: the pool should be replaced."""
-        return bool(self._suspect)
+        self._suspect: set[int] = set()
 
     @property
     def tokens_max(self) -> int:
@@ -65,12 +64,12 @@ class PageManager:
         this one does (the table starts after the prefix and grows by `BlockTable.append`).
         """
         size = self.layout.page_size
-        tokens, root, digests = text
+        tokens, root, digests, spare = text
         full = digests[: len(tokens) // size]
         matched = full[: self._cache.match(full)] if self.policy.reuse else []
         prefix, serials = self._cache.acquire(matched, scope)
         need = len(digests) - len(matched)
-        if not self._make_room(need):
+        if not self._make_room(need + spare):
             self._scrub(self.pool.drop(prefix, serials))
             return None
         lease = self.pool.open_lease(scope)
@@ -149,8 +148,14 @@ class PageManager:
     def condemn(self, evidence: Sequence[Evidence]) -> None:
         """Somebody unknown writes these pages: pin them for the life of the pool, so that they
         end in quarantine and are never granted again; the node asks to be replaced. Call before
-        `release`."""
-        pages = np.array(sorted({item.page for item in evidence}), np.intp)
+        `release`.
+
+        A page that a wrong row pointed to may be free: nobody holds it, and it is written anew
+        by whoever is granted it.
+        """
+        self.condemned = True
+        named = sorted({item.page for item in evidence})
+        pages = np.array([page for page in named if self.pool.holders_of(page)], np.intp)
         self._suspect.update(pages.tolist())
         self.pool.pin(pages)
         self._cache.forget(pages)

@@ -19,7 +19,7 @@ from sekisho.core.outcome import Kind, Outcome
 from sekisho.core.table import BlockTable
 from sekisho.engine.batch import Runner
 from sekisho.engine.output import Delta, Ended
-from sekisho.engine.pages import PageManager
+from sekisho.engine.pages import PageManager, Text
 from sekisho.engine.sequence import Phase, Sequence
 from sekisho.engine.step import Work, run_step
 
@@ -155,7 +155,7 @@ class Scheduler:
         while self._waiting and len(self._running) < self._batch_max:
             sequence = self._waiting[0]
             if sequence.wanted is None:
-                sequence.wanted = self._pages.text(sequence.scope, sequence.held())
+                sequence.wanted = self._wanted(sequence)
             table = self._pages.reserve(
                 sequence.request, sequence.scope, sequence.wanted, remote=not self._local_prefill
             )
@@ -174,6 +174,13 @@ class Scheduler:
             else:
                 sequence.phase = Phase.TRANSFERRING
                 self.handoffs.append(sequence)
+
+    def _wanted(self, sequence: Sequence) -> Text:
+        """What it must get pages for. A text that fills its pages needs one more for the next
+        token: without it, one that was preempted for want of that page would be, for ever."""
+        text = self._pages.text(sequence.scope, sequence.held())
+        full = len(text.tokens) % self._pages.layout.page_size == 0
+        return text._replace(spare=int(full))
 
     def _start_decoding(self, sequence: Sequence) -> None:
         sequence.phase = Phase.DECODING
