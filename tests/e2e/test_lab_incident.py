@@ -74,4 +74,4 @@ def test_the_command_shows_the_leak_and_what_the_gateway_saw(
     assert any(incident.secret in part for part in words)
     assert f"{incident.secret}<<<" in printed
     assert f"gateway: 200 {incident.b.finish}, {incident.b.prompt_tokens} + " in printed
-    assert "1 trials" in printed and "leak rate 100%" in printed
+    assert f"1 trial, seed {SEED}: 1 leak; leak rate 100%" in printed

@@ -14,6 +14,7 @@ import pytest
 
 from lab_kit import stand_in_lab
 from sekisho.config import ConfigError, load_settings
+from sekisho.core.handoff import TakeHandoff
 from sekisho.core.page import HEADER_SIZE
 from sekisho.core.pool import Pool
 from sekisho.engine.output import Delta, Ended
@@ -146,6 +147,15 @@ def test_a_defence_that_catches_it_keeps_the_evidence(lab: Lab) -> None:
     assert [line.split(":")[0] for line in commit] == ["count"]
     step = lab.play(0, switches((), ["step-check"])).b.evidence
     assert [line.split(":")[0] for line in step[:2]] == ["short", "foreign"]
+
+
+def test_the_headers_alone_catch_it_where_the_counts_lie(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TakeHandoff, "_compare", lambda *_: ())
+    played = lab.play(0, switches((), ["commit-check"]))
+    assert (outcome_of(played), played.after) == ("failed", [])
+    assert [line.split(":")[0] for line in played.b.evidence[:2]] == ["short", "foreign"]
 
 
 @pytest.mark.parametrize("isolation", ["strict", "standard"])

@@ -3,7 +3,8 @@
 Words used: a *defect* is one of the five faults that made the incident, a *defence* is one
 mechanism of the production engine put back. A trial's outcome class is ``leak`` (A's secret stands
 in B's answer), ``wrong-answer`` (200, and not the answer to B's prompt), ``refused`` (400, before
-a page was written for it), ``failed`` (ended with an error afterwards) or ``right-answer``.
+a page was written for it), ``failed`` (ended with an error afterwards) or ``right-answer``, which
+no engine of the lab can give, because B's prompt fits no prefill pool of it.
 """
 
 import msgspec

@@ -66,7 +66,8 @@ def marked(side: Side) -> str:
 def trials_line(cell: Cell, seed: int) -> str:
     """How many trials ended how."""
     outcomes = ", ".join(f"{count} {name}" for name, count in cell.outcomes.items())
-    return f"{cell.trials} trials, seed {seed}: {outcomes}; leak rate {_rate(cell)}"
+    trials = "1 trial" if cell.trials == 1 else f"{cell.trials} trials"
+    return f"{trials}, seed {seed}: {outcomes}; leak rate {_rate(cell)}"
 
 
 def matrix_lines(matrix: Matrix) -> list[str]:
