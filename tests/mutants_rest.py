@@ -205,7 +205,8 @@ class Cells:
 
     def run(self, change: Change, session: pytest.Session) -> str:
         near = {Path(ROOT, file) for file in tests_of(change.path)}
-        items = sorted(session.items, key=lambda item: item.path not in near)
+        length = Counter(item.path for item in session.items)
+        items = sorted(session.items, key=lambda item: (item.path not in near, length[item.path]))
 
         def tests() -> int:
             change.apply()

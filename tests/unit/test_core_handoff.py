@@ -151,6 +151,7 @@ def test_an_abort_after_the_commit_is_no_business_of_the_hand_off() -> None:
 def test_the_writers_death_ends_the_request_and_settles() -> None:
     hand = taking()
     assert hand.writer_dead() == [Settle(), End("node_lost", "the prefill node died")]
+    assert (hand.state, hand.writer) == (Take.FAILED, Writer.TERMINAL)
     assert hand.closed
     assert hand.writer_dead() == []
 

@@ -262,6 +262,13 @@ def test_the_request_is_decided_exactly_when_the_offer_is_over() -> None:
         assert world.decided == expected, world
 
 
+def test_a_decision_is_for_good() -> None:
+    """What a log says of a request that has ended does not change by what comes later."""
+    for world, found in walk().items():
+        if world.take is not Take.OFFERED:
+            assert {step.after.take for step in found} <= {world.take}, world
+
+
 def test_a_disproved_writer_stays_pinned_until_it_is_dead() -> None:
     disproved = [
         step.after
