@@ -350,6 +350,19 @@ def test_a_repeated_offer_is_an_error_and_changes_nothing() -> None:
         assert nodes.prefill.counts()["waiting"] == 1
 
 
+def test_an_offer_that_comes_again_after_its_end_is_not_written_again() -> None:
+    """By then its pages are somebody else's (sglang#26486, vllm PR#49796)."""
+    with pair() as nodes:
+        nodes.ask(1, prompt(1, 90), 1)
+        nodes.decode.step(0.0)
+        [(_, first)] = nodes.decode.to_prefill
+        nodes.run()
+        assert nodes.ends[1].code == "length" and nodes.prefill.idle
+        with pytest.raises(RemoteOwnershipError, match="offered twice"):
+            nodes.prefill.receive("d", first, 0.0)
+        assert nodes.prefill.idle
+
+
 def test_decode_ignores_words_about_leases_it_did_not_offer_to_that_node() -> None:
     with pair(chunk_tokens=16) as nodes:
         nodes.ask(1, prompt(1, 90), 10)

@@ -46,10 +46,11 @@ class _Job:
 
 @dataclass(eq=False)
 class _Peer:
-    """A decode node: its number in the transport, or why it has none."""
+    """A decode node: its number in the transport, or why it has none; the last lease's serial."""
 
     number: int = -1
     refusal: str = ""
+    offered: int = 0
     leases: set[Lease] = field(default_factory=set)
 
 
@@ -164,8 +165,13 @@ class PrefillNode:
             return _Peer(refusal=str(error))
 
     def _offer(self, peer: str, offer: Offer, now: float) -> None:
-        if offer.lease in self._jobs:
-            raise RemoteOwnershipError(f"{offer.lease} is offered twice")
+        known = self._peers.get(peer)
+        if known is not None:
+            # Leases grow, and offers keep their order: so one that comes again is known for good,
+            # and not only until its job is forgotten.
+            if offer.lease.serial <= known.offered:
+                raise RemoteOwnershipError(f"{offer.lease} is offered twice")
+            known.offered = offer.lease.serial
         code, reason = self._refusal(peer, offer)
         text = self._pages.text(offer.scope, [] if code else offer.tokens)
         if not code and text.digests[-1] != offer.token_digest:

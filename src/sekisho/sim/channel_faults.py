@@ -148,8 +148,12 @@ def source(cluster: "Cluster", process: Process, table: BlockTable) -> None:
     struck = cluster.strikes.take(Seam.CHUNK)
     if struck is None:
         return
-    fault, _ = struck
+    fault, strike = struck
     page = int(table.pages[0])
+    # One that is being sent already was compared, and then only its digest (strict) can tell.
+    if process.memory.open_reads[page]:
+        cluster.strikes.postpone(Seam.CHUNK, strike)
+        return
     process.memory.words[page, 1:3] ^= np.uint64(2**64 - 1)
     process.memory.slots[page] = process.memory.slots[page - 1]
     cluster.strikes.fire(fault.name, table.request)

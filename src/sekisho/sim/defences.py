@@ -239,6 +239,7 @@ def _protocol(process: Process) -> None:
 
         def again(peer: str, offer: Offer, now: float) -> None:
             node._jobs.pop(offer.lease, None)
+            node._peers[peer].offered = 0
             offered(peer, offer, now)
 
         node._offer = again
