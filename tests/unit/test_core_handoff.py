@@ -142,6 +142,25 @@ def test_answers_that_cross_an_abort_end_nothing_twice(words: list[Any], closed:
     assert (hand.state, hand.closed) == (Take.ABORTED, closed)
 
 
+@pytest.mark.parametrize("aborted", [False, True])
+@pytest.mark.parametrize("last", [DONE, Reject(LEASE, "queue_full", ""), Drained(LEASE), None])
+def test_after_its_last_word_a_writer_has_nothing_to_say(last: Any, aborted: bool) -> None:
+    """Whatever comes then breaks the rules of the hand-off, also where it would change nothing."""
+    hand = taking()
+    if aborted:
+        hand.abort("client_gone", "")
+    elif last == Drained(LEASE):
+        hand.receive(Failed(LEASE, ""))
+    closing = hand.writer_dead() if last is None else hand.receive(last)
+    assert Settle() in closing
+    words = (DONE, Complete(LEASE, 1, 1), Failed(LEASE, ""), Drained(LEASE), Reject(LEASE, "", ""))
+    for word in words:
+        before = everything(hand)
+        with pytest.raises(RemoteOwnershipError):
+            hand.receive(word)
+        assert everything(hand) == before
+
+
 def test_an_abort_after_the_commit_is_no_business_of_the_hand_off() -> None:
     hand = taking()
     hand.receive(DONE)
