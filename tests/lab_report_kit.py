@@ -100,5 +100,6 @@ def report(**changes: object) -> LabReport:
         "incident": incident(),
         "matrix": matrix(),
         "erase": prices(),
+        "incident_trials": cell(list(DEFECTS), [], 46, "wrong-answer", 50),
     }
     return LabReport(**{**values, **changes})  # type: ignore[arg-type]

@@ -10,16 +10,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from lab_report_kit import incident, report
+from sekisho.cli import main
 from sekisho.lab.report import write_report
 from sekisho.lab.results import LabReport, Side
 
 Scheme = Literal["light", "dark"]
 SCHEMES: list[Scheme] = ["light", "dark"]
 WIDTHS = [1280, 400]
+SEED = 20260908
+
+pytestmark = pytest.mark.timeout(900)
 HOSTILE = (
     "</blockquote></script><script>alert(1)</script><img src=x onerror=alert(2)>"
     "<svg onload=alert(3)> &lt;b&gt; \u202e" + "W" * 300
@@ -69,11 +74,23 @@ def hostile() -> LabReport:
     return report(incident=incident(b=b, model=HOSTILE, secret=HOSTILE, defences=[HOSTILE]))
 
 
-@pytest.fixture(scope="module", params=["whole", "hostile"])
-def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A report and the file that holds it."""
+@pytest.fixture(scope="module", params=["real", "whole", "hostile"])
+def made(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    demo_model_folder: Path,
+    browser: Browser,
+) -> Any:
+    """A report and the file that holds it: of a run with the real model, or made by hand."""
+    assert demo_model_folder.is_dir()
+    assert browser.is_connected()  # the run takes a minute: not for a test that is skipped
+    folder = tmp_path_factory.mktemp("report")
+    file, data = folder / "out.html", folder / "out.json"
+    if request.param == "real":
+        run = ["lab", "incident", "--seed", str(SEED), "--report", str(file), "--json", str(data)]
+        assert main(run) == 0
+        return msgspec.json.decode(data.read_bytes(), type=LabReport), file
     values = {"whole": report, "hostile": hostile}[request.param]()
-    file = tmp_path_factory.mktemp("report") / "out.html"
     write_report(values, file)
     return values, file
 
@@ -87,7 +104,7 @@ def visit(request: pytest.FixtureRequest, browser: Browser, made: Any) -> Iterat
 
 def test_the_report_opens_quietly_whole_and_within_its_width(visit: Visit, made: Any) -> None:
     values: LabReport = made[0]
-    assert values.incident and values.matrix
+    assert values.incident
     assert visit.asked == [made[1].as_uri()]
     assert not visit.said
     assert visit.ask("document.scripts.length") == 0
@@ -102,7 +119,8 @@ def test_the_report_opens_quietly_whole_and_within_its_width(visit: Visit, made:
     marked = [text[start:end].replace("\u202e", "\ufffd") for start, end in spans]
     assert visit.texts("#answer-b mark") == marked
     assert visit.texts("#answer-b") == [text.replace("\u202e", "\ufffd")]
-    assert visit.page.locator("tr.combination").count() == len(values.matrix.combinations)
+    rows = len(values.matrix.combinations) if values.matrix else 0
+    assert visit.page.locator("tr.combination").count() == rows
 
     assert visit.ask("document.documentElement.scrollWidth <= window.innerWidth")
     wide = """[...document.body.querySelectorAll('*')].filter(e => !e.closest('.patterns'))
@@ -111,12 +129,13 @@ def test_the_report_opens_quietly_whole_and_within_its_width(visit: Visit, made:
     assert visit.ask(wide) == []
 
 
-def test_letters_stay_within_their_bars(visit: Visit) -> None:
+def test_letters_stay_within_their_bars(visit: Visit, made: Any) -> None:
     outside = """[...document.querySelectorAll('text.on')].filter(t => {
         const inner = t.getBoundingClientRect(), outer = t.previousElementSibling
             .getBoundingClientRect();
         return inner.left < outer.left || inner.right > outer.right; }).length"""
-    assert visit.page.locator("text.on").count() > 0
+    if made[0].matrix:
+        assert visit.page.locator("text.on").count() > 32
     assert visit.ask(outside) == 0
 
 

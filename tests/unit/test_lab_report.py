@@ -181,8 +181,11 @@ def test_what_never_began_claims_nothing() -> None:
     assert "Tenant B gets an error" in page.text and "HTTP 400" in page.text
     assert page.text.count("not reached") == 4
     assert "held what tenant A had left" not in page.text
+    at_prefill = incident(after=[], leaked=False, b=side("", status=400))
+    assert Page(render(report(incident=at_prefill))).text.count("not reached") == 4
     empty = incident(after=[], leaked=False, b=side("", status=500, finish="ownership_violation"))
     page = Page(render(report(incident=empty)))
+    assert page.text.count("not reached") == 2
     assert len(page.all("g", "page-cell")) == 69
     assert "B never got this far" in page.text
 
@@ -220,6 +223,14 @@ def test_a_defence_suffices_only_if_nothing_leaked_and_nothing_wrong_was_served(
         "luck": "no effect seen",
     }
     assert [case.verdict for case in cases(None, singles)][2] == "no effect seen"
+
+
+def test_the_trials_of_the_run_are_counted_beside_the_one_that_is_shown() -> None:
+    found = Page(render(report())).text
+    assert "This trial is one of 50" in found
+    alone = report(incident_trials=cell(list(DEFECTS), [], 1, "refused", 1))
+    assert "This trial is one of" not in Page(render(alone)).text
+    assert "This trial is one of" not in Page(render(report(incident_trials=None))).text
 
 
 def test_no_trial_is_no_division_by_zero() -> None:

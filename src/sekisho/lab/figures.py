@@ -67,7 +67,7 @@ OUTCOME_WORDS = {
     "leak": ("leak", "L", "leak: A's secret is in B's answer"),
     "wrong-answer": ("wrong", "W", "wrong answer, served as success"),
     "failed": ("failed", "F", "ended with an error after it began"),
-    "refused": ("refused", "R", "refused before a page was reserved"),
+    "refused": ("refused", "R", "refused before a page was written"),
     "right-answer": ("right", "✓", "right answer"),
 }
 
@@ -212,13 +212,14 @@ def grid(name: str, when: str, pages: list[PageView], page_size: int) -> Grid:
 
 def story(incident: Incident) -> list[Step]:
     """The five steps, each with what this run's numbers say of it."""
-    reserved, read = len(incident.before), len(incident.after)
+    read = len(incident.after)
+    refused = not incident.before or incident.b.status == 400
     owners = Counter(page.owner for page in incident.after)
     unseen = "not reached"
     numbers = {
         "window": f"{incident.window:,} promised, {incident.prefill_pool:,} there",
-        "placeholder": f"{incident.b.prompt_tokens:,} tokens become 1" if reserved else unseen,
-        "finished": "finished()? no" if reserved else unseen,
+        "placeholder": unseen if refused else f"{incident.b.prompt_tokens:,} tokens become 1",
+        "finished": unseen if refused else "finished()? no",
         "no-compare": f"{owners['B']:,} of {read:,} pages arrived" if read else unseen,
         "no-erase": f"{owners['A']:,} pages of A read" if read else unseen,
     }

@@ -11,7 +11,7 @@ import jinja2
 
 from sekisho.lab import figures
 from sekisho.lab.figures import DEFECTS
-from sekisho.lab.results import Incident, LabReport, Matrix
+from sekisho.lab.results import Cell, Incident, LabReport, Matrix
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -33,7 +33,7 @@ def render(report: LabReport) -> str:
         .get_template("page.html")
         .render(
             report=report,
-            incident=None if incident is None else _incident(incident),
+            incident=None if incident is None else _incident(incident, report.incident_trials),
             matrix=None if matrix is None else _matrix(matrix),
             erase=report.erase,
             # Bars may pass 1: in a noisy run a dearer way can come out ahead of "nothing".
@@ -62,12 +62,13 @@ def _environment() -> jinja2.Environment:
     return environment
 
 
-def _incident(incident: Incident) -> dict[str, object]:
+def _incident(incident: Incident, trials: Cell | None) -> dict[str, object]:
     """What the template shows of one trial."""
     spans = figures.occurrences(incident.document, incident.secret)
     near = figures.excerpt(incident.document, spans[0][0] if spans else 0)
     return {
         **{field: getattr(incident, field) for field in incident.__struct_fields__},
+        "trials": trials,
         "story": figures.story(incident),
         "lead": figures.lead(incident),
         "answer": figures.segments(incident.b.text, incident.b.marked),
