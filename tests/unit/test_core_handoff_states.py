@@ -9,7 +9,6 @@ import pytest
 
 from sekisho.core.errors import LocalOwnershipError, RemoteOwnershipError
 from sekisho.core.handoff import (
-    CLOSED,
     GIVE_TRANSITIONS,
     GIVE_WHEN_QUIET,
     OF_A_WRITE,
@@ -92,7 +91,6 @@ def test_take_follows_its_tables_in_every_state(
     else:
         effects = TAKE_EVENTS[event](hand)
         assert (hand.state, hand.writer) == after
-        assert hand.closed == (after in CLOSED)
         decided = state is Take.OFFERED
         assert (Commit() in effects) == (decided and hand.state is Take.COMMITTED)
         assert any(isinstance(one, End) for one in effects) == (
@@ -101,6 +99,14 @@ def test_take_follows_its_tables_in_every_state(
         assert (Settle() in effects) == (
             writer is not Writer.TERMINAL and hand.writer is Writer.TERMINAL
         )
+
+
+@pytest.mark.parametrize(("state", "writer"), list(product(Take, Writer)))
+def test_a_hand_off_is_forgotten_when_it_is_decided_and_nobody_writes(
+    state: Take, writer: Writer
+) -> None:
+    decided, quiet = state is not Take.OFFERED, writer is Writer.TERMINAL
+    assert taking(state, writer).closed == (decided and quiet)
 
 
 @pytest.mark.parametrize("event", GiveEvent)
