@@ -176,6 +176,29 @@ def test_what_becomes_of_a_write_is_never_refused(state: Give, event: GiveEvent)
     assert hand.state in WHILE_WRITING
 
 
+@pytest.mark.parametrize("event", [GiveEvent.LOST, GiveEvent.IN_DOUBT, GiveEvent.BROKEN])
+@pytest.mark.parametrize("state", [Give.WRITING, Give.FINISHING])
+def test_a_write_that_may_be_missing_fails_the_hand_off_at_once(
+    state: Give, event: GiveEvent
+) -> None:
+    hand = giving(state, 2)
+    assert GIVE_EVENTS[event](hand) == [Send(Failed(LEASE, "why"))]
+    assert hand.state is Give.FAILED
+
+
+@pytest.mark.parametrize("event", [GiveEvent.SUBMIT, GiveEvent.LAST])
+@pytest.mark.parametrize("in_flight", [0, 1, 2])
+@pytest.mark.parametrize("state", [state for state in Give if state is not Give.WRITING])
+def test_no_write_starts_once_the_last_was_named_or_the_hand_off_is_over(
+    state: Give, in_flight: int, event: GiveEvent
+) -> None:
+    hand = giving(state, in_flight)
+    before = everything(hand)
+    with pytest.raises(LocalOwnershipError):
+        GIVE_EVENTS[event](hand)
+    assert everything(hand) == before
+
+
 def test_a_fault_of_this_side_may_show_after_all_has_drained() -> None:
     hand = giving(Give.DRAINED)
     assert hand.broken("source page is foreign") == []
