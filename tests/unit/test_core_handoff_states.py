@@ -186,6 +186,24 @@ def test_a_write_that_may_be_missing_fails_the_hand_off_at_once(
     assert hand.state is Give.FAILED
 
 
+@pytest.mark.parametrize("state", [Give.WRITING, Give.FINISHING])
+def test_an_abort_drains_and_does_not_complete(state: Give) -> None:
+    hand = giving(state, 1)
+    assert hand.abort() == []
+    assert hand.state is Give.ABORTED
+    assert hand.landed() == [Send(Drained(LEASE))]
+
+
+@pytest.mark.parametrize("event", [*OF_A_WRITE, GiveEvent.BROKEN, GiveEvent.ABORT])
+@pytest.mark.parametrize("state", [Give.FAILED, Give.ABORTED])
+def test_what_has_failed_or_was_aborted_says_no_more_until_it_drains(
+    state: Give, event: GiveEvent
+) -> None:
+    hand = giving(state, 2)
+    assert GIVE_EVENTS[event](hand) == []
+    assert hand.state is state
+
+
 @pytest.mark.parametrize("event", [GiveEvent.SUBMIT, GiveEvent.LAST])
 @pytest.mark.parametrize("in_flight", [0, 1, 2])
 @pytest.mark.parametrize("state", [state for state in Give if state is not Give.WRITING])
