@@ -204,12 +204,21 @@ def test_what_has_failed_or_was_aborted_says_no_more_until_it_drains(
     assert hand.state is state
 
 
-@pytest.mark.parametrize("event", [GiveEvent.SUBMIT, GiveEvent.LAST])
+NOT_AFTER = {
+    Give.FINISHING: {GiveEvent.SUBMIT, GiveEvent.LAST},
+    Give.FAILED: {GiveEvent.SUBMIT, GiveEvent.LAST},
+    Give.ABORTED: {GiveEvent.SUBMIT, GiveEvent.LAST},
+    Give.COMPLETED: {*GiveEvent} - {GiveEvent.ABORT},
+    Give.DRAINED: {*GiveEvent} - {GiveEvent.ABORT, GiveEvent.BROKEN},
+}
+"""No write starts behind the last one, and nothing comes of a write when none can be under way."""
+
+
 @pytest.mark.parametrize("in_flight", [0, 1, 2])
-@pytest.mark.parametrize("state", [state for state in Give if state is not Give.WRITING])
-def test_no_write_starts_once_the_last_was_named_or_the_hand_off_is_over(
-    state: Give, in_flight: int, event: GiveEvent
-) -> None:
+@pytest.mark.parametrize(
+    ("state", "event"), [(state, event) for state, events in NOT_AFTER.items() for event in events]
+)
+def test_what_comes_too_late_is_refused(state: Give, event: GiveEvent, in_flight: int) -> None:
     hand = giving(state, in_flight)
     before = everything(hand)
     with pytest.raises(LocalOwnershipError):
