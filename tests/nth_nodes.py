@@ -13,18 +13,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from node_kit import Pair, prompt
+from node_kit import TOKENIZER, Pair, prompt, scheduler
 from nth_kit import Nth
 from sekisho.core.memory import PageMemory
 from sekisho.core.pool import Pool, State
 from sekisho.engine.output import Delta, Ended
 from sekisho.engine.pages import PageManager
 from sekisho.engine.sequence import Phase
+from sekisho.node.decode import DecodeNode
 from sekisho.node.messages import Abort, Join
 from sekisho.node.prefill import PrefillNode
 from sekisho.transport import Completion, MemoryTransport, PageWrite, Status, Transport
 from sekisho.transport.faulty import Fault, FaultPlan
-from stand_in import LAYOUT, StandInRunner, answer
+from stand_in import LAYOUT, VOCABULARY, StandInRunner, answer
 
 DECODE_PAGES, PREFILL_PAGES = 13, 12
 QUIET_STEPS = 6  # a refused request tries again at the next step, so one quiet step is no end
@@ -102,6 +103,7 @@ class Cluster(Pair):
         wrap: Callable[[Transport], Transport] = lambda inner: inner,
         isolation: str = "standard",
         decode_pages: int = DECODE_PAGES,
+        colocated: bool = False,
     ) -> None:
         super().__init__(
             decode_pages=decode_pages,
@@ -110,15 +112,24 @@ class Cluster(Pair):
             wrap=lambda inner: wrap(Settled(inner)),
             batch_max=4,
         )
+        if colocated:  # it computes prompts itself; the prefill node beside it stays idle
+            self.scheduler = scheduler(self.decode_pages, batch_max=4)
+            self.decode = DecodeNode(
+                self.scheduler, self.decode_pages, TOKENIZER, vocab_size=VOCABULARY, wait_max=60.0
+            )
         self.asked: dict[int, Ask] = {}
         self.dead: list[str] = []
         self.preempted = 0
         self.gone_in: list[Phase] = []
         self._listen()
 
+    def settle(self) -> None:
+        """Until nothing moves any more."""
+        self.play([])
+
     def play(self, asks: Sequence[Ask]) -> None:
         """All of ``asks``, until nothing moves any more or decode is dead."""
-        last = max(max(ask.at, ask.gone_at) for ask in asks)
+        last = max((max(ask.at, ask.gone_at) for ask in asks), default=0)
         step = quiet = 0
         while (quiet < QUIET_STEPS or step <= last) and "d" not in self.dead:
             for ask in asks:
@@ -212,7 +223,9 @@ class Cluster(Pair):
         request of each tenant is answered rightly."""
         if "d" in self.dead:
             return
-        if self.distrusted or not (self.decode.idle and self.prefill.idle):
+        if self.prefill.idle and not self.distrusted:
+            assert self.decode.idle, "a writer has ended, and decode was not told"
+        else:
             self.replace_prefill()
         self.play([Ask(0, 90 + i, scope, prompt(90 + i, 50), 20) for i, scope in enumerate("ab")])
         for request in (90, 91):

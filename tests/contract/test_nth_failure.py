@@ -21,21 +21,24 @@ from nth_nodes import (
     refuse_room,
     watch_headers,
 )
+from sekisho.engine.pages import PageManager
 from sekisho.engine.sequence import Phase
 from sekisho.transport import Transport
 from sekisho.transport.faulty import Fault, FaultyTransport
 
 Result = TypeVar("Result")
 BROKEN = "ownership_violation"
+NODES = ["decode", "prefill", "colocated"]
 
 
 def played(
     strike: Callable[[Cluster], None] = lambda _: None,
     wrap: Callable[[Transport], Transport] = lambda inner: inner,
     isolation: str = "standard",
+    colocated: bool = False,
 ) -> Cluster:
     """The scenario, played to its end; the caller closes."""
-    cluster = Cluster(wrap, isolation)
+    cluster = Cluster(wrap, isolation, colocated=colocated)
     strike(cluster)
     cluster.play(MIXED)
     return cluster
@@ -86,10 +89,27 @@ def test_two_requests_that_together_pass_the_pool_do_not_preempt_themselves_for_
     cluster.close()
 
 
-@pytest.mark.parametrize("node", ["decode", "prefill"])
+def test_the_scenario_of_one_node_has_all_that_can_fail() -> None:
+    cluster = played(colocated=True)
+    assert not cluster.judge()
+    assert cluster.preempted > 0
+    assert cluster.gone_in == [Phase.PREFILLING]
+    assert cluster.ends[5].cached_tokens > 0
+    cluster.judge_recovery()
+    cluster.close()
+
+
+def pages_of(cluster: Cluster, node: str) -> PageManager:
+    """The pool of a node: decode, prefill, or the one that is both."""
+    return cluster.prefill_pages if node == "prefill" else cluster.decode_pages
+
+
+@pytest.mark.parametrize("node", NODES)
 def test_a_refused_allocation_is_waited_for(node: str, loop: Loop) -> None:
     def run(nth: Nth) -> None:
-        cluster = played(lambda made: refuse_room(getattr(made, f"{node}_pages"), nth))
+        cluster = played(
+            lambda made: refuse_room(pages_of(made, node), nth), colocated=node == "colocated"
+        )
         assert not cluster.judge()
         nth.over = True
         cluster.judge_recovery()
@@ -99,16 +119,19 @@ def test_a_refused_allocation_is_waited_for(node: str, loop: Loop) -> None:
 
 
 @pytest.mark.parametrize("method", ["open_lease", "grant"])
-@pytest.mark.parametrize("node", ["decode", "prefill"])
+@pytest.mark.parametrize("node", NODES)
 def test_an_allocation_that_raises_ends_its_node_and_no_other(
     node: str, method: str, loop: Loop
 ) -> None:
+    name = "p" if node == "prefill" else "d"
+
     def run(nth: Nth) -> None:
         cluster = played(
-            lambda made: kill_at(getattr(made, f"{node}_pages").pool, method, node[0], nth)
+            lambda made: kill_at(pages_of(made, node).pool, method, name, nth),
+            colocated=node == "colocated",
         )
         cluster.judge("node_lost")
-        assert cluster.dead == ([node[0]] if nth.fired else [])
+        assert cluster.dead == ([name] if nth.fired else [])
         nth.over = True
         cluster.judge_recovery()
         cluster.close()
@@ -125,12 +148,14 @@ def test_an_allocation_that_raises_ends_its_node_and_no_other(
         (Fault.LIE, {BROKEN}, True),
         (Fault.SHORT, {BROKEN}, True),
         (Fault.FOREIGN, {BROKEN}, True),
+        (Fault.LATE, {BROKEN}, True),
     ],
 )
 def test_a_completion_that_is_not_one_fails_its_request_alone(
     fault: Fault, codes: set[str], held: bool, isolation: str, loop: Loop
 ) -> None:
-    """UNKNOWN never becomes known here: only the end of the writer frees those pages."""
+    """UNKNOWN never becomes known here, and LATE never lands: only the end of the writer frees
+    those pages."""
     hurt = set()
 
     def run(nth: Nth) -> None:
@@ -158,6 +183,32 @@ def test_a_completion_that_is_not_one_fails_its_request_alone(
     assert {1, 2, 3, 5} <= hurt
 
 
+@pytest.mark.parametrize("fault", [Fault.UNKNOWN, Fault.LATE])
+def test_a_write_that_lands_long_after_its_request_has_ended_hurts_nobody(
+    fault: Fault, loop: Loop
+) -> None:
+    """It lands in quarantine; where the transport then says so, that is what ends it."""
+
+    def run(nth: Nth) -> None:
+        made: list[FaultyTransport] = []
+
+        def wrap(inner: Transport) -> Transport:
+            made.append(FaultyTransport(inner, NthPlan(nth=nth, fault=fault)))
+            return made[0]
+
+        cluster = played(wrap=wrap)
+        made[0].release()
+        cluster.settle()
+        cluster.judge("transfer_failed", BROKEN)
+        if fault is Fault.UNKNOWN:
+            assert cluster.decode_pages.pool.counts()["quarantined"] == 0
+        nth.over = True
+        cluster.judge_recovery()
+        cluster.close()
+
+    assert loop(run) >= 4
+
+
 def test_a_transport_that_raises_ends_its_node_and_no_other(loop: Loop) -> None:
     def run(nth: Nth) -> None:
         cluster = played(lambda made: kill_at(made.source, "submit", "p", nth))
@@ -171,7 +222,7 @@ def test_a_transport_that_raises_ends_its_node_and_no_other(loop: Loop) -> None:
 
 
 @pytest.mark.parametrize("noise", [False, True], ids=["lost", "noise"])
-@pytest.mark.parametrize("node", ["decode", "prefill"])
+@pytest.mark.parametrize("node", NODES)
 def test_a_header_that_the_node_did_not_write_is_never_answered_from(
     node: str, noise: bool, loop: Loop
 ) -> None:
@@ -179,7 +230,10 @@ def test_a_header_that_the_node_did_not_write_is_never_answered_from(
     seen = set()
 
     def run(nth: Nth) -> None:
-        cluster = played(lambda made: watch_headers(getattr(made, f"{node}_pages"), nth, noise))
+        cluster = played(
+            lambda made: watch_headers(pages_of(made, node), nth, noise),
+            colocated=node == "colocated",
+        )
         failed = cluster.judge(BROKEN, "transfer_failed")
         assert len(failed) <= nth.fired
         seen.update(failed)
