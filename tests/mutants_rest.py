@@ -39,7 +39,7 @@ CORE = ROOT / "src" / "sekisho" / "core"
 PLUGINS = ["-p", "pytest_timeout", "-p", "_hypothesis_pytestplugin"]
 OPTIONS = ["-x", "-q", "-W", "ignore::pytest.PytestAssertRewriteWarning", *PLUGINS]
 SECONDS_MAX = 120
-BYTES_MAX = 8 << 30
+BYTES_MAX = 4 << 30
 SEPARATE = (cst.Import, cst.ImportFrom, cst.Annotation, cst.TypeAlias)
 
 

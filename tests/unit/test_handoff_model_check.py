@@ -47,6 +47,7 @@ LEASE = Lease(1, 1)
 OFFER = Offer(LEASE, 1, "a", [1] * 16, bytes(16), 0, [0], 1)
 WRONG = (Evidence("unwritten", 1, 0, "", ""),)
 IN_FLIGHT_MAX = 2
+STATES_MAX = 2000
 WORDS: dict[str, Answer] = {
     "reject": Reject(LEASE, "queue_full", ""),
     "complete": Complete(LEASE, 16, 1),
@@ -223,6 +224,7 @@ def walk() -> dict[World, list[Step]]:
     while todo:
         world = todo.popleft()
         if world not in seen:
+            assert len(seen) < STATES_MAX, "the states do not end"
             seen[world] = list(steps(world))
             todo.extend(step.after for step in seen[world])
     return seen
