@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import typer
 
-from sekisho.cli import config, lab, serve
+from sekisho.cli import config, lab, serve, sim
 from sekisho.config import ConfigError
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app = typer.Typer(
 app.command()(serve.serve)
 app.add_typer(config.app, name="config")
 app.add_typer(lab.app, name="lab")
+app.add_typer(sim.app, name="sim")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -3,9 +3,9 @@
 A fault is injected only where the design obliges us to cope, so that every failure is a bug and not
 noise (TigerBeetle's rule). What is therefore *not* here: two simultaneous corruptions of a header
 and of what its reader expects; a payload torn under an intact header, or read from a page that has
-a new owner, where no payload digest is asked for (only under ``strict``); a stray payload that lands
-without its header, or between another write's payload and header (payload digests see the latter);
-a node that lies about its own state. The threat model names them.
+a new owner, where no payload digest is asked for (only under ``strict``); a stray payload that
+lands without its header, or between another write's payload and header (payload digests see the
+latter); a node that lies about its own state. The threat model names them.
 """
 
 import enum

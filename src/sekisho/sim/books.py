@@ -8,9 +8,7 @@ from sekisho.core.pool import Pages, Pool
 from sekisho.core.table import BlockTable
 from sekisho.engine.pages import PageManager, Text
 from sekisho.engine.policy import Policy
-from sekisho.sim.model import Writer
-
-_NOBODY = Writer(2**32 - 2, 0, 0)
+from sekisho.sim.model import NOBODY, Writer
 
 
 class Watch(Protocol):
@@ -50,7 +48,7 @@ class WatchedPages(PageManager):
         self._owners: dict[int, Writer] = {}
         self.of_request: dict[int, Writer] = {}
         """The latest table of each request."""
-        self._present = [_NOBODY] * pool.page_count
+        self._present = [NOBODY] * pool.page_count
 
     def writer_of(self, page: int) -> Writer:
         """The request that took this page last."""

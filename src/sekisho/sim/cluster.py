@@ -5,6 +5,7 @@ their parent, channels, memory regions, transfers, the model, the clients.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from sekisho.core.errors import Evidence, LocalOwnershipError, RemoteOwnershipError
 from sekisho.core.handoff import AbortOffer, Answer, Complete, Offer
@@ -18,7 +19,7 @@ from sekisho.node.messages import Abort, Generate, Join, PeerDead, PeerUp, Ready
 from sekisho.node.prefill import PrefillNode
 from sekisho.sim import channel_faults, defences
 from sekisho.sim.atlas import ATLAS
-from sekisho.sim.checkers import Found
+from sekisho.sim.checkers import FoundError
 from sekisho.sim.clock import Clock, Network
 from sekisho.sim.judges import Judges
 from sekisho.sim.model import LAYOUT
@@ -132,8 +133,7 @@ class Cluster:
             return
         for message in messages:
             self._trace(f"{name} hears {type(message).__name__}")
-            self._guarded(process, lambda message=message: self._hear(process, message))
-            if not process.alive:
+            if not self._guarded(process, partial(self._hear, process, message)):
                 return
         self._drain(process)
         self.wake(process)
@@ -202,8 +202,7 @@ class Cluster:
             return
         process.busy_until = self.clock.now + process.step_seconds()
         worked: list[bool] = []
-        self._guarded(process, lambda: worked.append(process.node.step(process.now)))
-        if not process.alive:
+        if not self._guarded(process, lambda: worked.append(process.node.step(process.now))):
             return
         self._drain(process)
         self.judges.step_done(process)
@@ -212,20 +211,21 @@ class Cluster:
         elif not process.node.idle:
             self._schedule(process, self.clock.now + _TICK_S)
 
-    def _guarded(self, process: Process, work: Callable[[], object]) -> None:
+    def _guarded(self, process: Process, work: Callable[[], object]) -> bool:
         """Do ``work`` as the node's loop would: a peer's broken word is ignored, anything else
-        that is raised ends the process."""
+        that is raised ends the process. Says whether it still lives."""
         try:
             work()
         except RemoteOwnershipError as error:
             self.refused += 1
             self._trace(f"{process.name} ignores a word: {error}")
-        except Found:
+        except FoundError:
             raise
         except Exception as error:
             self._trace(f"{process.name} raises {type(error).__name__}: {error}")
             self.judges.raised(process, error, halts=self._may_halt(error))
             self.kill(process)
+        return process.alive
 
     def _may_halt(self, error: Exception) -> bool:
         """A bug was injected into the node itself, and it stopped instead of going on."""
@@ -247,17 +247,13 @@ class Cluster:
                     self.said[output.request] = output
                 if self._tell is not None:
                     self._trace(f"{name} says {output}")
-                self._network.send(
-                    name, _GATEWAY, lambda output=output: self.roster.hear(name, output)
-                )
+                self._network.send(name, _GATEWAY, partial(self.roster.hear, name, output))
         else:
             for peer, answer in node.outbox:
                 self._send_to_decode(process, peer, answer)
             node.outbox.clear()
             for notice in node.to_gateway():
-                self._network.send(
-                    name, _GATEWAY, lambda notice=notice: self.roster.hear(name, notice)
-                )
+                self._network.send(name, _GATEWAY, partial(self.roster.hear, name, notice))
         self._evidence(node.violations)
 
     def _evidence(self, found: list[Evidence]) -> None:
@@ -271,7 +267,7 @@ class Cluster:
             self._network.send(
                 process.name,
                 peer,
-                lambda changed=changed: self._at_prefill(process.name, peer, changed),
+                partial(self._at_prefill, process.name, peer, changed),
                 extra,
             )
 
@@ -280,7 +276,7 @@ class Cluster:
             self._network.send(
                 process.name,
                 peer,
-                lambda changed=changed: self.at_decode(process.name, peer, changed),
+                partial(self.at_decode, process.name, peer, changed),
                 extra,
             )
 
@@ -324,7 +320,11 @@ class Cluster:
         """Another lease under which ``process`` still owes ``peer`` an answer."""
         node = process.node
         known = node._peers.get(peer) if isinstance(node, PrefillNode) else None
-        return min((l for l in known.leases if l != lease), default=None) if known else None
+        return (
+            min((other for other in known.leases if other != lease), default=None)
+            if known
+            else None
+        )
 
     # -- at the end
 

@@ -2,8 +2,8 @@
 
 A defence whose removal no checker notices is either none or not tested. Looked for and found to be
 none by themselves, because another one says the same: the counts of `Complete` (the headers say
-it), blanking granted headers (it only tells *unwritten* from *foreign*), and pinning condemned pages
-(the step check catches the next foreign write too).
+it), blanking granted headers (it only tells *unwritten* from *foreign*), and pinning condemned
+pages (the step check catches the next foreign write too).
 """
 
 from collections.abc import Callable, Sequence
@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sekisho.core.errors import Evidence
 from sekisho.core.handoff import (
-    AbortOffer,
     Answer,
-    Complete,
     Drained,
     Effect,
     GiveHandoff,
@@ -23,10 +21,9 @@ from sekisho.core.handoff import (
     Take,
     Writer,
 )
+from sekisho.core.lease import Lease
+from sekisho.core.pool import Pages
 from sekisho.core.table import BlockTable
-from sekisho.engine.pages import Pages
-from sekisho.node.decode import DecodeNode
-from sekisho.node.prefill import PrefillNode
 from sekisho.sim.process import Process
 from sekisho.sim.scenario import Scenario
 
@@ -35,6 +32,7 @@ if TYPE_CHECKING:
 
 Found = dict[int, tuple[Evidence, ...]]
 _NO_LIMIT = 10**9
+_IMPATIENT_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +61,7 @@ def incarnation(scenario: Scenario, slot: str, generation: int) -> int:
 
 def _admission(process: Process) -> None:
     node: Any = process.node
-    if isinstance(node, DecodeNode):
+    if process.role == "decode":
         node._scheduler.tokens_max = _NO_LIMIT
     else:
         node.tokens_max = _NO_LIMIT
@@ -71,12 +69,12 @@ def _admission(process: Process) -> None:
 
 def _queue_limit(process: Process) -> None:
     node: Any = process.node
-    owner = node._scheduler if isinstance(node, DecodeNode) else node
+    owner = node._scheduler if process.role == "decode" else node
     owner._queue_max = _NO_LIMIT
 
 
 def _commit_check(process: Process) -> None:
-    if isinstance(process.node, DecodeNode):
+    if process.role == "decode":
         pages: Any = process.pages
         pages.prove = lambda table: ()
 
@@ -102,14 +100,14 @@ def _step_check(process: Process) -> None:
 
 
 def _source_check(process: Process) -> None:
-    if isinstance(process.node, PrefillNode):
+    if process.role == "prefill":
         _verify_without(process, lambda step, _: True)
 
 
 def _token_digest(process: Process) -> None:
     _verify_without(process, lambda _, item: item.kind == "wrong_text")
     node: Any = process.node
-    if isinstance(node, PrefillNode):
+    if process.role == "prefill":
         offered = node._offer
 
         def trusting(peer: str, offer: Offer, now: float) -> None:
@@ -131,12 +129,12 @@ def _unpinned(process: Process) -> None:
 
 
 def _quarantine(process: Process) -> None:
-    if isinstance(process.node, DecodeNode):
+    if process.role == "decode":
         _unpinned(process)
 
 
 def _source_pin(process: Process) -> None:
-    if isinstance(process.node, PrefillNode):
+    if process.role == "prefill":
         _unpinned(process)
 
 
@@ -151,7 +149,7 @@ class _HastyGive(GiveHandoff):
 
 def _drain(process: Process) -> None:
     node: Any = process.node
-    if isinstance(node, PrefillNode):
+    if process.role == "prefill":
         offered = node._offer
 
         def hasty(peer: str, offer: Offer, now: float) -> None:
@@ -177,17 +175,18 @@ def _settle_once(process: Process) -> Callable[[int], None]:
 
 
 def _settle_by_proof(process: Process) -> None:
-    """A second after its request has ended, a writer is taken for dead."""
+    """Some time after its request has ended, a writer is taken for dead."""
     node: Any = process.node
-    if not isinstance(node, DecodeNode):
+    if process.role != "decode":
         return
-    settle, since, step = _settle_once(process), {}, node.step
+    settle, step = _settle_once(process), node.step
+    since: dict[Lease, float] = {}
 
     def impatient(now: float) -> bool:
         for lease, taking in node._takings.items():
-            if taking.take.state in (Take.ABORTED, Take.FAILED):
-                if now - since.setdefault(lease, now) > 0.2:
-                    settle(taking.grant)
+            over = taking.take.state in (Take.ABORTED, Take.FAILED)
+            if over and now - since.setdefault(lease, now) > _IMPATIENT_S:
+                settle(taking.grant)
         return bool(step(now))
 
     node.step = impatient
@@ -195,7 +194,7 @@ def _settle_by_proof(process: Process) -> None:
 
 def _distrust(process: Process) -> None:
     node: Any = process.node
-    if not isinstance(node, DecodeNode):
+    if process.role != "decode":
         return
     answer = node.answer
 
@@ -212,7 +211,7 @@ def _distrust(process: Process) -> None:
 
 def _writer_death(process: Process) -> None:
     node: Any = process.node
-    if isinstance(node, DecodeNode):
+    if process.role == "decode":
         node.prefill_dead = node._prefills.discard
 
 
@@ -234,7 +233,7 @@ def _scope_check(process: Process) -> None:
 def _protocol(process: Process) -> None:
     """A word about a lease that is not open is taken for the oldest one that is."""
     node: Any = process.node
-    if isinstance(node, PrefillNode):
+    if process.role == "prefill":
         offered = node._offer
 
         def again(peer: str, offer: Offer, now: float) -> None:
@@ -262,41 +261,41 @@ def _nothing(process: Process) -> None:
 
 _ALL = [
     Defence("admission", "refuses, on its original length, what a role cannot hold",
-            ("short-handoff", "two-limits"), ("truth", "liveness"), _admission),
+            ("short-handoff", "two-limits"), ("truth",), _admission),
     Defence("queue-limit", "bounds what may wait on a node",
             ("exhausted-ids",), ("truth",), _queue_limit),
     Defence("commit-check", "compares every header before a hand-off is committed",
             ("claimed-unwritten", "lost-notice"), ("ownership",), _commit_check),
     Defence("step-check", "compares every header before a token leaves",
             ("several-writers", "index-out-of-range", "padded-tail"),
-            ("ownership", "interference"), _step_check),
+            ("ownership",), _step_check),
     Defence("quarantine", "keeps pages of an ended request from everybody while a writer lives",
-            ("slow-link-abort", "abort-reuse"), ("conservation", "ownership"), _quarantine),
+            ("slow-link-abort", "abort-reuse"), ("conservation",), _quarantine),
     Defence("drain", "says Drained only when no write is under way",
-            ("ack-before-drain", "abort-reuse"), ("conservation", "ownership"), _drain),
+            ("ack-before-drain", "abort-reuse"), ("conservation",), _drain),
     Defence("settle-by-proof", "frees a writer's pages on its word or its death, never by time",
-            ("running-call", "hold-defeated"), ("conservation", "ownership"), _settle_by_proof),
+            ("running-call", "hold-defeated"), ("conservation",), _settle_by_proof),
     Defence("distrust", "does not believe a writer that was caught to have ended",
             ("read-first", "swap-in-early"), ("conservation",), _distrust),
     Defence("writer-death", "takes the death of a process for the end of its writes",
             ("rebound",), ("liveness",), _writer_death),
     Defence("source-pin", "keeps a page from reuse while it is sent from",
-            ("wrong-object", "late-pull"), ("conservation", "ownership"), _source_pin),
+            ("wrong-object", "late-pull"), ("conservation",), _source_pin),
     Defence("source-check", "compares the headers of a page before it is sent",
             ("source-changed",), ("ownership", "interference"), _source_check),
     Defence("tenant-key", "starts every cache key with the tenant",
-            ("wrong-boundary", "collision"), ("halt", "ownership"), _tenant_key),
+            ("wrong-boundary", "collision"), ("halt",), _tenant_key),
     Defence("scope-check", "lets a page be held only by its own tenant",
             ("forged-key", "weak-tier-key"), ("ownership",), _scope_check),
     Defence("token-digest", "binds a page to the text that it encodes",
             ("hit-no-proof",), ("interference",), _token_digest),
     Defence("payload-digest", "binds a page to its bytes (strict)",
-            ("torn-page", "offload-race"), ("ownership", "interference"), _payload_digest),
+            ("torn-page", "offload-race"), ("ownership",), _payload_digest),
     Defence("incarnation", "gives every new pool leases that no other pool ever had",
-            ("restart-in-place",), ("ownership", "conservation"), _nothing),
+            ("restart-in-place",), ("conservation",), _nothing),
     Defence("protocol", "takes a word only about an open lease, and each step only once",
             ("shared-room", "released-twice", "owner-overwritten"),
-            ("conservation", "ownership", "halt", "liveness"), _protocol),
+            ("conservation", "ownership", "liveness"), _protocol),
 ]  # fmt: skip
 
 DEFENCES: dict[str, Defence] = {defence.name: defence for defence in _ALL}

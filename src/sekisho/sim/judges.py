@@ -8,7 +8,8 @@ from sekisho.core.lease import Lease
 from sekisho.core.table import BlockTable
 from sekisho.engine.output import Delta, Ended
 from sekisho.node.decode import DecodeNode
-from sekisho.sim.checkers import Found
+from sekisho.node.prefill import PrefillNode
+from sekisho.sim.checkers import FoundError
 from sekisho.sim.checkers.conservation import Conservation
 from sekisho.sim.checkers.interference import Interference
 from sekisho.sim.checkers.liveness import Liveness
@@ -34,7 +35,7 @@ class Judges:
         self.evidence_of: dict[int, str] = {}
         self._shape = scenario.shape
         self._requests: dict[Lease, int] = {}
-        self._servable: dict[int, bool] = {}
+        self._asked: dict[int, tuple[int, int]] = {}
 
     # -- names
 
@@ -44,22 +45,23 @@ class Judges:
 
     def asked(self, request: int, prompt: int, count: int) -> None:
         """A request of so many tokens got its number."""
-        self._servable[request] = self.servable(prompt, count)
+        self._asked[request] = prompt, count
 
     def servable(self, prompt: int, count: int) -> bool:
-        """Every role can hold it: decode the whole, prefill the prompt but its last token."""
-        shape = self._shape
-        fits = prompt + count <= shape.decode_pages * PAGE_SIZE
-        return fits and prompt - 1 <= shape.prefill_pages * PAGE_SIZE
+        """Every role can hold it."""
+        return all(self._fits(role, prompt, count) for role in ("decode", "prefill"))
+
+    def _fits(self, role: str, prompt: int, count: int) -> bool:
+        """Decode must hold the whole, prefill the prompt but its last token."""
+        if role == "decode":
+            return prompt + count <= self._shape.decode_pages * PAGE_SIZE
+        return prompt - 1 <= self._shape.prefill_pages * PAGE_SIZE
 
     # -- what happens on nodes
 
     def granted(self, process: Process, table: BlockTable, pages: Sequence[int]) -> None:
         self._requests[table.lease] = table.request
         self.conservation.granted(process.memory, table, pages)
-        if process.role == "prefill":
-            servable = self._servable.get(table.request, True)
-            self.truth.computed(process.name, table.request, servable)
 
     def released(self, process: Process, table: BlockTable) -> None:
         self.conservation.released(process.memory, table)
@@ -77,13 +79,18 @@ class Judges:
     def step_done(self, process: Process) -> None:
         self.ownership.step_done()
         self.conservation.step_done(process.memory, process.pool)
-        counts = process.node.counts()
+        node, counts = process.node, process.node.counts()
+        for request in waiting(node):
+            fits = self._fits(process.role, *self._asked[request])
+            self.truth.admitted(process.name, request, fits)
         self.truth.queued(process.name, counts["waiting"], self._queue_limit(process))
 
     def raised(self, process: Process, error: Exception, halts: bool) -> None:
         """A node raised: it halts, which is right only where the node itself was made wrong."""
         if not halts:
-            raise Found("halt", f"{process.name} raised {type(error).__name__}: {error}") from error
+            raise FoundError(
+                "halt", f"{process.name} raised {type(error).__name__}: {error}"
+            ) from error
         self.kinds["halt"] += 1
 
     def gone(self, memory: Memory) -> None:
@@ -107,3 +114,10 @@ class Judges:
         # A preempted request waits again, in front of those that the limit is for.
         more = self._shape.batch_max if isinstance(process.node, DecodeNode) else 0
         return self._shape.queue_max + more
+
+
+def waiting(node: DecodeNode | PrefillNode) -> list[int]:
+    """The requests that wait for pages of this node."""
+    if isinstance(node, PrefillNode):
+        return [job.offer.request for job in node._queue]
+    return [sequence.request for sequence in node._scheduler._waiting]

@@ -23,7 +23,7 @@ VOCABULARY = 256
 
 Slots = NDArray[np.uint32]
 
-_NOBODY = 2**32 - 1
+_POISONED = 2**32 - 1
 _TEXT_MAX = 1 << 12
 _FACTOR = 2891336453  # odd, so that it has an inverse modulo 2**32 (a multiplier of L'Ecuyer 1999)
 _POWERS = np.ones(_TEXT_MAX + 1, np.uint32)
@@ -65,6 +65,9 @@ class Writer(NamedTuple):
     request: int
     tenant: int
     shared: int
+
+
+NOBODY = Writer(2**32 - 2, 0, 0)
 
 
 class SimRunner:
@@ -127,13 +130,13 @@ class SimRunner:
         request = writer.request
         if wrong.any():
             self._wrong(request, pages[np.unique(np.flatnonzero(wrong) // PAGE_SIZE)].tolist())
-            request = _NOBODY  # what is computed from another's slots is another's too
+            request = _POISONED  # what is computed from another's slots is another's too
         rows = read[first:count]
         rows[:, 0] = batch.tokens[start:end]
         rows[:, 1] = states(int(read[first - 1, 1]) if first else 0, rows[:, 0])
         rows[:, 2], rows[:, 3] = request, writer.tenant
         self.slots[pages[positions // PAGE_SIZE], positions % PAGE_SIZE] = rows
-        return cast(Slots, read[:count])
+        return read[:count]
 
 
 def slots_of(region: NDArray[np.uint8], page_count: int) -> Slots:

@@ -2,13 +2,15 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
 from sekisho.sim.atlas import ATLAS
-from sekisho.sim.checkers import Found
+from sekisho.sim.checkers import FoundError
+from sekisho.sim.checkers.interference import Interference
 from sekisho.sim.client import Answer, Client
 from sekisho.sim.cluster import Cluster
 from sekisho.sim.scenario import Ask, Event, Failure, Scenario
@@ -31,31 +33,60 @@ class Result:
     digest: str = ""
 
 
-def run(scenario: Scenario, trace: Callable[[str], None] | None = None) -> Result:
-    """Everything that the scenario says, on the production code."""
-    return _Run(scenario, trace).run()
+def run(
+    scenario: Scenario, trace: Callable[[str], None] | None = None, alone: bool = False
+) -> Result:
+    """Everything that the scenario says, on the production code.
+
+    ``trace`` gets a line for everything that happens. ``alone``: each tenant's requests also run
+    without the others' and without faults, and their answers are compared.
+    """
+    result = _Run(scenario, trace).run()
+    if alone and result.failure is None:
+        result.failure = _compare_alone(scenario, result.answers)
+    return result
+
+
+def _compare_alone(scenario: Scenario, together: list[Answer]) -> Failure | None:
+    for tenant in sorted({ask.tenant for ask in scenario.asks}):
+        asks = [ask if ask.tenant == tenant else None for ask in scenario.asks]
+        part = msgspec.structs.replace(scenario, strikes=[], events=[])
+        solo = _Run(part, None, asks).run()
+        if solo.failure is not None:
+            return solo.failure
+        try:
+            Interference().compare(tenant, together, solo.answers)
+        except FoundError as found:
+            return found.failure
+    return None
 
 
 class _Run:
-    def __init__(self, scenario: Scenario, trace: Callable[[str], None] | None) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        trace: Callable[[str], None] | None,
+        asks: Sequence[Ask | None] = (),
+    ) -> None:
         self._scenario = scenario
+        self._asks = asks or scenario.asks
         self._cluster = Cluster(scenario, trace)
         self._clients: list[Client] = []
         self._live: set[int] = set()
 
     def run(self) -> Result:
         cluster, result = self._cluster, Result()
-        for index, ask in enumerate(self._scenario.asks):
-            cluster.clock.at(
-                ask.at, lambda index=index, ask=ask: self._ask(index, ask, ask.retries)
-            )
+        for index, ask in enumerate(self._asks):
+            if ask is None:
+                continue
+            cluster.clock.at(ask.at, partial(self._ask, index, ask, ask.retries))
         for event in self._scenario.events:
-            cluster.clock.at(event.at, lambda event=event: self._befall(event))
+            cluster.clock.at(event.at, partial(self._befall, event))
         try:
             while cluster.clock.now < _LIMIT_S and cluster.clock.next():
                 pass
             self._judge()
-        except Found as found:
+        except FoundError as found:
             result.failure = msgspec.structs.replace(found.failure, at=cluster.clock.now)
         result.fired = cluster.strikes.fired
         result.handoffs = cluster.handoffs

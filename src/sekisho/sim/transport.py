@@ -8,6 +8,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from sekisho.core.lease import Lease
 from sekisho.core.memory import WORDS
 from sekisho.core.page import HEADER
 from sekisho.sim.clock import Clock
-from sekisho.sim.model import LAYOUT, Slots, Writer, slots_of
+from sekisho.sim.model import LAYOUT, NOBODY, Slots, Writer, slots_of
 from sekisho.transport import Completion, PageWrite, Status, TransportError
 
 _SPEED = (0.0005, 0.006)  # seconds for the payload of a batch, and again for each further step
@@ -73,7 +74,7 @@ class Write:
     lands: bool = True
     content: Slots | None = None
     silent: bool = False
-    stamp: Writer = Writer(0, 0, 0)
+    stamp: Writer = NOBODY
     headers_lost: int = 0
     halves: int = 0
 
@@ -216,7 +217,7 @@ class SimTransport:
             for when, payload, headers in parts:
                 landing = Landing(when, write, payload, headers)
                 write.target.landings.append(landing)
-                clock.at(when, lambda landing=landing: self._land(landing))
+                clock.at(when, partial(self._land, landing))
         if not write.silent:
             clock.at(write.told_at, lambda: self._end(write))
 

@@ -81,7 +81,7 @@ def _colliding(draft: Draft, name: str) -> None:
     other[3], other[4] = prompt[3] + 1, prompt[4] - 31
     for turn, text in enumerate((prompt, other, prompt, other)):
         tenant = draft.tenants[turn // 2 % 2]
-        draft.add(name, text + [turn], at=START_S + 0.03 * turn, tenant=tenant)
+        draft.add(name, [*text, turn], at=START_S + 0.03 * turn, tenant=tenant)
 
 
 def _framing(draft: Draft, name: str) -> None:

@@ -1,14 +1,12 @@
 """What a strike does to a transfer that is about to leave.
 
 Each effect changes a `Write` in place and may return a second write that nobody is told of. It
-returns `SKIP` where it could not show (a batch too small, a pool too small, no digests to catch it).
+returns `SKIP` where it could not show (a batch or a pool too small, no digests to catch it).
 """
 
 import enum
 from collections.abc import Callable
 from dataclasses import replace
-
-import numpy as np
 
 from sekisho.sim.model import PAGE_SIZE
 from sekisho.sim.transport import Write, header_fields
@@ -62,15 +60,15 @@ def _duplicate(write: Write, amount: float) -> Write:
     return replace(write, payload_at=at, header_at=at, content=content, silent=True)
 
 
-def _short(write: Write, amount: float) -> Skip | None:
+def _short(write: Write, amount: float) -> None:
     """The last half of the pages, rounded up, is never written."""
-    return _keep(write, range(len(write.targets) // 2))
+    _keep(write, range(len(write.targets) // 2))
 
 
-def _gap(write: Write, amount: float) -> Skip | None:
+def _gap(write: Write, amount: float) -> None:
     """One page in the middle is never written."""
     middle = len(write.targets) // 2
-    return _keep(write, [row for row in range(len(write.targets)) if row != middle])
+    _keep(write, [row for row in range(len(write.targets)) if row != middle])
 
 
 def _keep(write: Write, rows: range | list[int]) -> None:

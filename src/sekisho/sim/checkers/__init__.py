@@ -3,7 +3,7 @@
 from sekisho.sim.scenario import Failure
 
 
-class Found(Exception):
+class FoundError(Exception):
     """A checker has seen what must not be."""
 
     def __init__(self, checker: str, message: str) -> None:

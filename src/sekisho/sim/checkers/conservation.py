@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from sekisho.core.lease import Lease
 from sekisho.core.pool import Pool
 from sekisho.core.table import BlockTable
-from sekisho.sim.checkers import Found
+from sekisho.sim.checkers import FoundError
 from sekisho.sim.clock import Clock
 from sekisho.sim.transport import Memory, Write
 
@@ -36,25 +36,25 @@ class Conservation:
         """``pages`` of a node were taken from its free ones."""
         owner = memory.name, table.request
         if self._leases.setdefault(table.lease, owner) != owner:
-            raise Found(self.name, f"lease {table.lease} was used before, by {owner}")
+            raise FoundError(self.name, f"lease {table.lease} was used before, by {owner}")
         for page in pages:
             key = memory.name, page
             if memory.open_writes[page] > 0:
-                raise Found(
+                raise FoundError(
                     self.name, f"page {page} of {memory.name} was granted under an open write"
                 )
             if memory.open_reads[page] > 0:
-                raise Found(
+                raise FoundError(
                     self.name, f"page {page} of {memory.name} was granted while it is sent from"
                 )
             if self._caught_writing(key):
-                raise Found(
+                raise FoundError(
                     self.name,
                     f"page {page} of {memory.name} was granted again; its writer was caught lying "
                     "and still writes",
                 )
             if key in self._held:
-                raise Found(
+                raise FoundError(
                     self.name, f"page {page} of {memory.name} is held under {self._held[key]}"
                 )
             self._held[key] = table.lease
@@ -79,7 +79,7 @@ class Conservation:
     def step_done(self, memory: Memory, pool: Pool) -> None:
         counts = pool.counts()
         if sum(counts.values()) != memory.page_count or min(counts.values()) < 0:
-            raise Found(self.name, f"{memory.name}: {counts} is not {memory.page_count} pages")
+            raise FoundError(self.name, f"{memory.name}: {counts} is not {memory.page_count} pages")
 
     def settled(self, memory: Memory, pool: Pool, cached: int) -> None:
         """Nothing is under way any more: each page is free, or the prefix cache's."""
@@ -87,4 +87,4 @@ class Conservation:
         expected = {"free": memory.page_count - cached, "sealed": cached}
         found = {name: count for name, count in counts.items() if count or name in expected}
         if found != expected:
-            raise Found(self.name, f"{memory.name} ended with {found}, expected {expected}")
+            raise FoundError(self.name, f"{memory.name} ended with {found}, expected {expected}")

@@ -9,7 +9,7 @@ traffic may evict them); answers with a temperature, except against the run alon
 
 from collections.abc import Sequence
 
-from sekisho.sim.checkers import Found
+from sekisho.sim.checkers import FoundError
 from sekisho.sim.client import Answer
 from sekisho.sim.model import answer as expected_answer
 from sekisho.sim.scenario import Ask
@@ -25,7 +25,7 @@ class Interference:
         expected = expected_answer(ask.tokens, len(answer.tokens))
         if answer.tokens != expected:
             at = next(i for i, t in enumerate(answer.tokens) if t != expected[i])
-            raise Found(
+            raise FoundError(
                 self.name,
                 f"request {answer.number} of {answer.tenant}: token {at} is {answer.tokens[at]}, "
                 f"alone it is {expected[at]}",
@@ -40,4 +40,6 @@ class Interference:
             one, two = answer.tokens, solo[answer.ask].tokens
             count = min(len(one), len(two))
             if one[:count] != two[:count]:
-                raise Found(self.name, f"ask {answer.ask} of {tenant} differs from its run alone")
+                raise FoundError(
+                    self.name, f"ask {answer.ask} of {tenant} differs from its run alone"
+                )

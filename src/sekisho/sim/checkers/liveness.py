@@ -5,7 +5,7 @@ Not verified: how soon, beyond a generous bound in simulated time; fairness betw
 
 from collections.abc import Iterable
 
-from sekisho.sim.checkers import Found
+from sekisho.sim.checkers import FoundError
 from sekisho.sim.client import Answer
 
 
@@ -16,14 +16,14 @@ class Liveness:
         """The run is over: nothing happens any more, or its time is up."""
         left = [answer.ask for answer in answers if not answer.ended]
         if left:
-            raise Found(self.name, f"ask(s) {left[:8]} never ended")
+            raise FoundError(self.name, f"ask(s) {left[:8]} never ended")
         nodes = list(busy)
         if nodes:
-            raise Found(self.name, f"{nodes} still busy, {quarantined} page(s) in quarantine")
+            raise FoundError(self.name, f"{nodes} still busy, {quarantined} page(s) in quarantine")
         if quarantined:
-            raise Found(self.name, f"{quarantined} page(s) stay in quarantine")
+            raise FoundError(self.name, f"{quarantined} page(s) stay in quarantine")
 
     def serving(self, ready: bool) -> None:
         """After the last fault the fleet must come back."""
         if not ready:
-            raise Found(self.name, "the fleet did not become ready again")
+            raise FoundError(self.name, "the fleet did not become ready again")

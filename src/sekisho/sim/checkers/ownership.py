@@ -10,7 +10,7 @@ import numpy as np
 
 from sekisho.core.table import BlockTable
 from sekisho.engine.output import Delta, Ended
-from sekisho.sim.checkers import Found
+from sekisho.sim.checkers import FoundError
 from sekisho.sim.model import PAGE_SIZE, Slots, Writer
 
 
@@ -31,7 +31,9 @@ class Ownership:
         """An output of the step just done leaves the node."""
         if isinstance(output, Delta) and output.request in self._wrong:
             text = self._wrong[output.request]
-            raise Found(self.name, f"request {output.request} {text}, and its token was released")
+            raise FoundError(
+                self.name, f"request {output.request} {text}, and its token was released"
+            )
 
     def step_done(self) -> None:
         """What was read wrongly was dropped."""
@@ -46,7 +48,7 @@ class Ownership:
         if wrong.any():
             at = np.unique(np.flatnonzero(wrong) // PAGE_SIZE)
             pages = table.pages[at].tolist()
-            raise Found(
+            raise FoundError(
                 self.name,
                 f"request {table.request} was committed on {node} over page(s) {pages[:8]}, "
                 "not written for it",

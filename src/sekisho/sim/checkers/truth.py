@@ -3,13 +3,13 @@ called failed, and limits are what they say.
 
 Compares what the client holds with what the answering node said of the request's end.
 
-Not verified: the words of error messages; HTTP itself (the gateway's own tests do); usage of answers
-that were cut off, beyond that they are not billed.
+Not verified: the words of error messages; HTTP itself (the gateway's own tests do); usage of
+answers that were cut off, beyond that they are not billed.
 """
 
 from sekisho.core.outcome import CODES, Kind
 from sekisho.engine.output import Ended
-from sekisho.sim.checkers import Found
+from sekisho.sim.checkers import FoundError
 from sekisho.sim.client import Answer
 from sekisho.sim.scenario import Ask
 
@@ -46,17 +46,17 @@ class Truth:
             self._found(answer, f"finished with {code} and was told {answer.code}")
         if self._healthy and answer.code not in _HEALTHY:
             self._found(answer, f"failed with {answer.code} although nothing was broken")
-        if not servable and (answer.tokens or answer.code == "capacity_exceeded"):
-            self._found(answer, "was begun, or kept waiting, although a role cannot hold it")
+        if not servable and answer.tokens:
+            self._found(answer, "was begun although a role cannot hold it")
 
     def queued(self, node: str, count: int, limit: int) -> None:
         if count > limit:
-            raise Found(self.name, f"{count} requests wait on {node}, the limit is {limit}")
+            raise FoundError(self.name, f"{count} requests wait on {node}, the limit is {limit}")
 
-    def computed(self, node: str, request: int, servable: bool) -> None:
-        """A prefill node computes for the request."""
+    def admitted(self, node: str, request: int, servable: bool) -> None:
+        """The request waits or runs on a node whose role must be able to hold it."""
         if not servable:
-            raise Found(self.name, f"{node} computes request {request}, which a role cannot hold")
+            raise FoundError(self.name, f"{node} admitted request {request}, which it cannot hold")
 
     def _served(self, answer: Answer, ask: Ask, said: Ended | None) -> None:
         if said is None or CODES[said.code][0] is not Kind.FINISHED:
@@ -68,4 +68,4 @@ class Truth:
             self._found(answer, f"is billed {answer.billed} for {len(answer.tokens)} tokens")
 
     def _found(self, answer: Answer, what: str) -> None:
-        raise Found(self.name, f"request {answer.number} of {answer.tenant} {what}")
+        raise FoundError(self.name, f"request {answer.number} of {answer.tenant} {what}")
