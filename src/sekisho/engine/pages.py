@@ -14,6 +14,7 @@ from sekisho.core.table import BlockTable, verify
 from sekisho.engine.policy import Policy
 
 _NOTHING: Pages = np.zeros(0, np.intp)
+_NO_PREFIX = _NOTHING, np.zeros(0, np.uint64)
 
 
 class Text(NamedTuple):
@@ -67,15 +68,17 @@ class PageManager:
         tokens, root, digests, spare = text
         full = digests[: len(tokens) // size]
         matched = full[: self._cache.match(full)] if self.policy.reuse else []
-        prefix, serials = self._cache.acquire(matched, scope)
+        prefix, serials = self._cache.acquire(matched, scope) if matched else _NO_PREFIX
         need = len(digests) - len(matched)
         if not self._make_room(need + spare):
-            self._scrub(self.pool.drop(prefix, serials))
+            if matched:
+                self._scrub(self.pool.drop(prefix, serials))
             return None
         lease = self.pool.open_lease(scope)
         self._scopes[lease.serial] = scope
         table = BlockTable(self.layout, request, lease, root)
-        table.adopt(prefix, serials, matched)
+        if matched:
+            table.adopt(prefix, serials, matched)
         own = self.pool.grant(lease, need) if need else _NOTHING
         if remote and need:
             self.memory.blank(own)

@@ -92,7 +92,7 @@ _PARTIAL = [
           "overlong", "admission"),
     Fault("two-limits", "sglang PR#30325", "two limits, two gates", _Q, "over-prefill",
           "admission"),
-    Fault("stale-reference", "vllm#52234", "stale remote reference", _W, "old", "commit-check"),
+    Fault("stale-reference", "vllm#52234", "failed receive = success; stale remote reference", _W, "old", "commit-check"),
     Fault("failed-receive", "vllm PR#52232", "failed receive = success", _W, "lie",
           "commit-check"),
     Fault("lost-notice", "vllm PR#50754", "count-based completeness", _W, "short",

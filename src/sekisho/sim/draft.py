@@ -10,13 +10,14 @@ from sekisho.sim.scenario import Ask, Event, Scenario, Shape, Strike
 _TENANTS = ("ada", "bob", "cyd")
 START_S = 0.4  # the nodes are ready by then
 _ASKS_S = 0.06
+_BURST_S = 0.002
 
 
 @dataclass
 class Draft:
     """The fields of `Shape` and what the clients do, still open to change.
 
-    ``leaving`` is the share of clients that leave early, ``sharing`` the share of prompts that
+    ``bursts`` are the seconds at which many ask at once. ``leaving`` is the share of clients that leave early, ``sharing`` the share of prompts that
     begin with one of their tenant's usual beginnings. ``answers`` bounds an answer's tokens.
     """
 
@@ -25,6 +26,7 @@ class Draft:
     isolation: str
     wait_max: float
     tenants: list[str]
+    bursts: list[float]
     count: int
     answers: tuple[int, int] = (1, 4)
     tails: tuple[int, int] = (1, 60)
@@ -56,7 +58,7 @@ class Draft:
 
     def moment(self) -> float:
         """When a client asks, seconds."""
-        return round(START_S + self.rng.uniform(0.0, _ASKS_S), 4)
+        return round(self.rng.choice(self.bursts) + self.rng.uniform(0.0, _BURST_S), 4)
 
     def limit(self) -> int:
         """Tokens that every role holds."""
@@ -114,7 +116,8 @@ def everyday(rng: random.Random) -> Draft:
         isolation=rng.choice(["standard"] * 4 + ["strict"]),
         wait_max=rng.uniform(2.0, 5.0),
         tenants=list(_TENANTS[: rng.choice([2, 2, 3])]),
-        count=rng.randint(12, 20),
+        bursts=[START_S + rng.uniform(0.0, _ASKS_S) for _ in range(rng.randint(1, 3))],
+        count=rng.randint(14, 30),
     )
 
 
