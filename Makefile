@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
 
-.PHONY: help venv system model serve demo test bench lint mutants clean
+.PHONY: help venv system model serve demo sim test bench lint mutants clean
 
 help:  ## this list
 	@awk -F ':.*##  *' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' Makefile
@@ -21,6 +21,9 @@ serve: model  ## start gateway and nodes with the demo model; ARGS="--prefill 2 
 
 demo: model  ## a leak between two tenants, and the same leak caught; one minute
 	@$(BIN)/python examples/leak_caught.py
+
+sim: venv  ## the simulated cluster under every fault, until stopped; its speed to sim-summary.jsonl
+	@$(BIN)/sekisho sim --summary sim-summary.jsonl $(ARGS)
 
 test: model  ## all tests, core/ covered to the last line and branch; prints its seeds
 	$(BIN)/pytest --cov --cov-report=term-missing:skip-covered $(ARGS)

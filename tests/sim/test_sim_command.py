@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from sekisho.sim.atlas import ATLAS
 from sekisho.sim.tables import faults_document
 
 ROOT = Path(__file__).parents[2]
@@ -90,3 +91,9 @@ def test_the_document_of_faults_is_what_the_code_says(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "faults.md").read_text()
     assert text == faults_document(), "run: sekisho sim atlas > docs/faults.md"
     assert sim(tmp_path, "atlas").stdout == text
+
+
+@pytest.mark.parametrize("page", ["README.md", "CHANGELOG.md"])
+def test_the_pages_count_the_faults_right(page: str) -> None:
+    text = " ".join((ROOT / page).read_text().split())
+    assert f"{len(ATLAS)} faults" in text

@@ -17,8 +17,9 @@ _BURST_S = 0.002
 class Draft:
     """The fields of `Shape` and what the clients do, still open to change.
 
-    ``bursts`` are the seconds at which many ask at once. ``leaving`` is the share of clients that leave early, ``sharing`` the share of prompts that
-    begin with one of their tenant's usual beginnings. ``answers`` bounds an answer's tokens.
+    ``bursts`` are the seconds at which many ask at once. ``leaving`` is the share of clients that
+    leave early, ``sharing`` the share of prompts that begin with one of their tenant's usual
+    beginnings. ``answers`` bounds an answer's tokens.
     """
 
     rng: random.Random

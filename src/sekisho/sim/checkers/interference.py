@@ -16,6 +16,8 @@ from sekisho.sim.scenario import Ask
 
 
 class Interference:
+    """Compares answers; remembers nothing."""
+
     name = "interference"
 
     def ended(self, answer: Answer, ask: Ask) -> None:

@@ -10,6 +10,8 @@ from sekisho.sim.client import Answer
 
 
 class Liveness:
+    """Looks once, after the last event of a run."""
+
     name = "liveness"
 
     def settled(self, answers: Iterable[Answer], busy: Iterable[str], quarantined: int) -> None:

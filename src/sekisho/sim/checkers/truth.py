@@ -22,6 +22,8 @@ _LOST_ON_THE_WAY = {"client_gone", "node_lost"}
 
 
 class Truth:
+    """``healthy``: nothing is broken in this run, only asked for."""
+
     name = "truth"
 
     def __init__(self, healthy: bool) -> None:
