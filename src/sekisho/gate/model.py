@@ -107,12 +107,14 @@ class Unread(msgspec.Struct, frozen=True, kw_only=True):
     """An engine that told nothing usable; ``reason`` is one sentence.
 
     ``inconclusive``: it did not answer (it may be starting). Else it answered nonsense.
+    ``role``: the one it was named for, or empty.
     """
 
     source: str
     reason: str
     inconclusive: bool
     model: str = ""
+    role: Role | Literal[""] = ""
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,51 @@
+"""Which engine answers here, told from its answers."""
+
+from collections.abc import Awaitable, Callable
+
+from sekisho.gate.fetch import Missing
+from sekisho.gate.model import Engine, Reading, ReadError
+from sekisho.gate.readers import llamacpp, sekisho, sglang, tgi, vllm
+from sekisho.gate.readers.base import Ask, models
+
+READERS: dict[Engine, Callable[[Ask], Awaitable[Reading]]] = {
+    "sekisho": sekisho.read,
+    "sglang": sglang.read,
+    "vllm": vllm.read,
+    "llama.cpp": llamacpp.read,
+    "tgi": tgi.read,
+}
+_OWNERS: dict[str, Engine] = {
+    "sekisho": "sekisho",
+    "sglang": "sglang",
+    "vllm": "vllm",
+    "llamacpp": "llama.cpp",
+}
+
+
+async def detect(ask: Ask) -> Engine:
+    """By ``owned_by`` in ``/v1/models``; TGI, which states none that is its own, by ``/info``.
+
+    Raises:
+        ReadError: none of them; name the engine.
+    """
+    try:
+        owners = {entry.owned_by for entry in await models(ask.get)}
+    except Missing:
+        owners = set()
+    known = {_OWNERS[owner] for owner in owners if owner in _OWNERS}
+    if len(known) == 1:
+        return known.pop()
+    try:
+        await tgi.read(ask)
+    except Missing:
+        raise ReadError("no engine that is known answers here; name its kind") from None
+    return "tgi"
+
+
+async def read(ask: Ask, kind: Engine | None) -> Reading:
+    """Read ``kind``, or whatever answers.
+
+    Raises:
+        ReadError: it cannot be read.
+    """
+    return await READERS[kind or await detect(ask)](ask)

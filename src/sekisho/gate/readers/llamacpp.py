@@ -1,0 +1,76 @@
+"""llama.cpp server: ``/props`` and ``/slots``, as its ``tools/server/README.md`` describes them.
+
+``n_ctx`` is the context of one slot, which is all that a request can have. ``/slots`` can be
+switched off (``--no-slots``); then ``/props`` speaks for every slot.
+"""
+
+import asyncio
+
+import msgspec
+
+from sekisho.gate.fetch import Missing, clip
+from sekisho.gate.model import Rank, Reading, ReadError
+from sekisho.gate.readers.base import Ask, ModelEntry, advertised, decode, models, tokens
+
+
+class _Generation(msgspec.Struct):
+    n_ctx: int
+
+
+class _Props(msgspec.Struct):
+    default_generation_settings: _Generation
+    total_slots: int
+    model_path: str = ""
+    model_alias: str = ""
+    build_info: str = ""
+
+
+class _Slot(msgspec.Struct):
+    id: int
+    n_ctx: int
+
+
+async def read(ask: Ask) -> Reading:
+    """Raises:
+    ReadError: a slot is missing, or a number is none.
+    """
+    props, slots, listed = await asyncio.gather(_props(ask), _slots(ask), _models(ask))
+    every = tokens(props.default_generation_settings.n_ctx, "n_ctx of /props")
+    count = props.total_slots
+    if not 1 <= count <= 65536 or (slots and len(slots) != count):
+        raise ReadError(f"/slots has {len(slots)} of total_slots {count}")
+    sizes = [min(every, tokens(slot.n_ctx, "n_ctx of /slots")) for slot in slots]
+    name = props.model_alias or props.model_path.rpartition("/")[2]
+    return Reading(
+        source=ask.source,
+        engine="llama.cpp",
+        version=clip(props.build_info, 60),
+        role="both",
+        model=clip(listed[0].id if listed else name),
+        ranks=[
+            Rank(name=f"slot {number}", pool_tokens=size, page_size=1, sequence_max=size)
+            for number, size in enumerate(sizes or [every])
+        ],
+        advertised=advertised(listed),
+        # Any client's prompt can meet the slot that another client's left: cache_prompt is on by
+        # default, and no key of a tenant exists.
+        prefix_scope="shared",
+    )
+
+
+async def _props(ask: Ask) -> _Props:
+    return decode(await ask.get("/props"), _Props, "/props")
+
+
+async def _slots(ask: Ask) -> list[_Slot]:
+    try:
+        return decode(await ask.get("/slots"), list[_Slot], "/slots")
+    except Missing:
+        return []
+
+
+async def _models(ask: Ask) -> list[ModelEntry]:
+    try:
+        return await models(ask.get)
+    except Missing:
+        return []
