@@ -22,7 +22,7 @@ _CHUNK = 64 * 1024
 _GONE = frozenset({404, 405, 501})
 
 
-class Missing(ReadError):
+class MissingError(ReadError):
     """The engine answers, but not at this path."""
 
 
@@ -104,7 +104,7 @@ class Client:
         """The body of ``base`` + ``path``, at most `BODY_MAX` bytes.
 
         Raises:
-            Missing: there is no such path.
+            MissingError: there is no such path.
             ReadError: no answer, or one that cannot be used. One sentence, nothing of the answer.
         """
         url = base + path
@@ -138,7 +138,7 @@ class Client:
             if 300 <= response.status < 400:
                 return response.headers.get("Location", "")
             if response.status in _GONE:
-                raise Missing(f"{path} answers {response.status}")
+                raise MissingError(f"{path} answers {response.status}")
             if response.status in (401, 403):
                 raise ReadError(f"{path} answers {response.status}: it wants a key (key_env)")
             if response.status != 200:

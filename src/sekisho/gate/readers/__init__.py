@@ -1,1 +1,1 @@
-"""One reader an engine: from its answers to a `Reading`. Each is small and knows nothing of HTTP."""
+"""One reader an engine: from its answers to a `Reading`. Small, and without HTTP."""

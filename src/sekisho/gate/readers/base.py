@@ -1,8 +1,9 @@
 """What all readers share: how an engine is asked, and how a number of its answer is believed."""
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -16,6 +17,9 @@ Get: TypeAlias = Callable[[str], Awaitable[bytes]]
 """The body of a path; see `fetch.Client.get` for its errors."""
 
 T = TypeVar("T")
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,3 +111,16 @@ def advertised(entries: list[ModelEntry]) -> int | None:
     """The largest window among ``entries``, checked."""
     windows = [tokens(w, "the window of /v1/models") for e in entries if (w := e.window())]
     return max(windows, default=None)
+
+
+async def all_of(
+    first: Coroutine[Any, Any, A], second: Coroutine[Any, Any, B], third: Coroutine[Any, Any, C]
+) -> tuple[A, B, C]:
+    """The three results, asked for at once; the first error ends the other two."""
+    tasks = asyncio.create_task(first), asyncio.create_task(second), asyncio.create_task(third)
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -2,8 +2,8 @@
 
 from collections.abc import Awaitable, Callable
 
-from sekisho.gate.fetch import Missing
-from sekisho.gate.model import Engine, Reading, ReadError
+from sekisho.gate.fetch import MissingError
+from sekisho.gate.model import Engine, ReadError, Reading
 from sekisho.gate.readers import llamacpp, sekisho, sglang, tgi, vllm
 from sekisho.gate.readers.base import Ask, models
 
@@ -30,14 +30,14 @@ async def detect(ask: Ask) -> Engine:
     """
     try:
         owners = {entry.owned_by for entry in await models(ask.get)}
-    except Missing:
+    except MissingError:
         owners = set()
     known = {_OWNERS[owner] for owner in owners if owner in _OWNERS}
     if len(known) == 1:
         return known.pop()
     try:
         await tgi.read(ask)
-    except Missing:
+    except MissingError:
         raise ReadError("no engine that is known answers here; name its kind") from None
     return "tgi"
 

@@ -4,13 +4,11 @@
 switched off (``--no-slots``); then ``/props`` speaks for every slot.
 """
 
-import asyncio
-
 import msgspec
 
-from sekisho.gate.fetch import Missing, clip
-from sekisho.gate.model import Rank, Reading, ReadError
-from sekisho.gate.readers.base import Ask, ModelEntry, advertised, decode, models, tokens
+from sekisho.gate.fetch import MissingError, clip
+from sekisho.gate.model import Rank, ReadError, Reading
+from sekisho.gate.readers.base import Ask, ModelEntry, advertised, all_of, decode, models, tokens
 
 
 class _Generation(msgspec.Struct):
@@ -34,7 +32,7 @@ async def read(ask: Ask) -> Reading:
     """Raises:
     ReadError: a slot is missing, or a number is none.
     """
-    props, slots, listed = await asyncio.gather(_props(ask), _slots(ask), _models(ask))
+    props, slots, listed = await all_of(_props(ask), _slots(ask), _models(ask))
     every = tokens(props.default_generation_settings.n_ctx, "n_ctx of /props")
     count = props.total_slots
     if not 1 <= count <= 65536 or (slots and len(slots) != count):
@@ -65,12 +63,12 @@ async def _props(ask: Ask) -> _Props:
 async def _slots(ask: Ask) -> list[_Slot]:
     try:
         return decode(await ask.get("/slots"), list[_Slot], "/slots")
-    except Missing:
+    except MissingError:
         return []
 
 
 async def _models(ask: Ask) -> list[ModelEntry]:
     try:
         return await models(ask.get)
-    except Missing:
+    except MissingError:
         return []

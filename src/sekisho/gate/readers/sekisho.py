@@ -4,10 +4,8 @@ Its ``max_model_len`` is the smallest number of tokens that any node can hold fo
 each node found it from the pool it has built: the physical number, already over all roles.
 """
 
-import asyncio
-
 from sekisho.gate.fetch import clip
-from sekisho.gate.model import Rank, Reading, ReadError
+from sekisho.gate.model import Rank, ReadError, Reading
 from sekisho.gate.readers.base import Ask, models, tokens
 
 
@@ -15,7 +13,8 @@ async def read(ask: Ask) -> Reading:
     """Raises:
     ReadError: not ready (inconclusive), or no capacity stated.
     """
-    _, listed = await asyncio.gather(ask.get("/health/readiness"), models(ask.get))
+    await ask.get("/health/readiness")
+    listed = await models(ask.get)
     entry = listed[0]
     if not entry.max_model_len:
         raise ReadError("/v1/models: a role has no node, so nothing can be held", inconclusive=True)

@@ -6,20 +6,28 @@ differ the smaller one is believed. ``max_req_input_len`` is the context length 
 smaller of the two, less 1 and less 5 (``TpModelWorker`` in SGLang's ``managers/tp_worker.py``): a
 pool of 1,024 takes prompts up to 1,018.
 
+The same from ``/metrics`` saved to a file, where ``max_req_input_len`` is worked out instead.
+
 A decode node hands out pages only while ``num_reserved_decode_tokens`` beyond the prompt stay
 free (``DecodePreallocQueue.pop_preallocated`` in ``disaggregation/decode.py``): a longer request
 is never scheduled there, so they count as reserved.
 """
 
-import asyncio
-
 import msgspec
 
-from sekisho.gate.fetch import Missing, clip
-from sekisho.gate.model import PrefixScope, Rank, Reading, ReadError, Role
-from sekisho.gate.readers.base import Ask, advertised, decode, models, tokens
+from sekisho.gate.fetch import MissingError, clip
+from sekisho.gate.model import PrefixScope, Rank, ReadError, Reading, Role
+from sekisho.gate.readers.base import Ask, advertised, all_of, decode, models, tokens
+from sekisho.gate.readers.prometheus import samples
 
-_ROLES: dict[str, Role] = {"prefill": "prefill", "decode": "decode", "null": "both"}
+_ROLES: dict[str, Role] = {
+    "prefill": "prefill",
+    "decode": "decode",
+    "null": "both",
+    "unified": "both",  # what /metrics calls it
+}
+_RESERVED = 512  # the default of num_reserved_decode_tokens, which /metrics does not show
+_POOL, _PAGE, _CONTEXT = "sglang:max_total_num_tokens", "sglang:page_size", "sglang:context_len"
 
 
 class _Memory(msgspec.Struct):
@@ -63,7 +71,7 @@ async def read(ask: Ask) -> Reading:
     Raises:
         ReadError: a rank is missing, or a number is none.
     """
-    info, pools, listed = await asyncio.gather(_info(ask), _loads(ask), models(ask.get))
+    info, pools, listed = await all_of(_info(ask), _loads(ask), models(ask.get))
     role = _ROLES.get(info.disaggregation_mode)
     if role is None:
         raise ReadError("disaggregation_mode is neither prefill, decode nor null")
@@ -79,10 +87,52 @@ async def read(ask: Ask) -> Reading:
     )
 
 
+def read_file(ask: Ask, body: bytes) -> Reading:
+    """From ``/metrics`` saved to a file: no version and no window that it states to clients.
+
+    Raises:
+        ReadError: as `read`.
+    """
+    by_rank: dict[tuple[tuple[str, str], ...], dict[str, int]] = {}
+    for sample in samples(body, _POOL, _PAGE, _CONTEXT):
+        value = float(sample.value)
+        if not value.is_integer():
+            raise ReadError(f"{sample.name} is not a whole number")
+        labels = tuple(sorted(sample.labels.items()))
+        by_rank.setdefault(labels, {})[sample.name] = tokens(int(value), sample.name)
+    modes = {dict(labels).get("engine_type", "") for labels in by_rank}
+    role = _ROLES.get(modes.pop()) if len(modes) == 1 else None
+    if role is None:
+        raise ReadError("/metrics does not state one engine_type")
+    return Reading(
+        source=ask.source,
+        engine="sglang",
+        version="",
+        role=role,
+        model=clip(dict(next(iter(by_rank))).get("model_name", "")),
+        ranks=[_rank_of(labels, values, role) for labels, values in by_rank.items()],
+        prefix_scope="unknown",
+    )
+
+
+def _rank_of(labels: tuple[tuple[str, str], ...], values: dict[str, int], role: Role) -> Rank:
+    if len(values) != 3:
+        raise ReadError(f"/metrics lacks one of {_POOL}, {_PAGE} and {_CONTEXT} of a rank")
+    pool, context = values[_POOL], values[_CONTEXT]
+    return Rank(
+        name=clip(" ".join(f"{k}={v}" for k, v in labels if k.endswith("_rank")), 80),
+        pool_tokens=pool,
+        page_size=values[_PAGE],
+        request_max=max(0, min(context, pool) - 1 - 5),
+        sequence_max=context,
+        reserved_tokens=_RESERVED if role == "decode" else 0,
+    )
+
+
 async def _info(ask: Ask) -> ServerInfo:
     try:
         return decode(await ask.get("/server_info"), ServerInfo, "/server_info")
-    except Missing:
+    except MissingError:
         return decode(await ask.get("/get_server_info"), ServerInfo, "/get_server_info")
 
 
@@ -90,7 +140,7 @@ async def _loads(ask: Ask) -> dict[int, int]:
     """Pool by data-parallel rank; empty where this version has no such path."""
     try:
         loads = decode(await ask.get("/v1/loads"), _Loads, "/v1/loads").loads
-    except Missing:
+    except MissingError:
         return {}
     pools: dict[int, int] = {}
     for load in loads:

@@ -7,7 +7,7 @@
 import msgspec
 
 from sekisho.gate.fetch import clip
-from sekisho.gate.model import Rank, Reading, ReadError
+from sekisho.gate.model import Rank, ReadError, Reading
 from sekisho.gate.readers.base import Ask, decode, tokens
 
 

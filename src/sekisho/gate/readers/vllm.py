@@ -9,14 +9,22 @@ the smaller of the two is believed.
 The role of a node behind a KV connector is not visible there; it has to be named.
 """
 
-import asyncio
 import re
 
 import msgspec
 
-from sekisho.gate.fetch import Missing, clip
-from sekisho.gate.model import PrefixScope, Rank, Reading, ReadError
-from sekisho.gate.readers.base import Ask, ModelEntry, advertised, decode, models, tokens, whole
+from sekisho.gate.fetch import MissingError, clip
+from sekisho.gate.model import PrefixScope, Rank, ReadError, Reading
+from sekisho.gate.readers.base import (
+    Ask,
+    ModelEntry,
+    advertised,
+    all_of,
+    decode,
+    models,
+    tokens,
+    whole,
+)
 from sekisho.gate.readers.prometheus import samples
 
 _INFO = "vllm:cache_config_info"
@@ -34,9 +42,7 @@ async def read(ask: Ask) -> Reading:
     Raises:
         ReadError: an engine without its pool, or a number that is none.
     """
-    body, listed, version = await asyncio.gather(
-        ask.get("/metrics"), models(ask.get), _version(ask)
-    )
+    body, listed, version = await all_of(ask.get("/metrics"), models(ask.get), _version(ask))
     return _reading(ask, body, listed, version)
 
 
@@ -52,7 +58,7 @@ def read_file(ask: Ask, body: bytes) -> Reading:
 async def _version(ask: Ask) -> str:
     try:
         return decode(await ask.get("/version"), _Version, "/version").version
-    except Missing:
+    except MissingError:
         return ""
 
 
