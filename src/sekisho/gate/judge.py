@@ -131,13 +131,14 @@ def capacities_of(model: str, readings: Sequence[Reading], need: Need) -> list[C
 
 
 def _smallest(model: str, reading: Reading, need: Need) -> Capacity:
-    decided = [(*window_of(rank, reading.role, need), rank) for rank in reading.ranks]
-    servable, because, rank = min(decided, key=lambda one: one[0])
+    decided = [(*window_of(rank, reading.role, need), rank.name) for rank in reading.ranks]
+    nothing = (0, "no rank was read", "")
+    servable, because, rank = min(decided, key=lambda one: one[0], default=nothing)
     return Capacity(
         model=model,
         role=reading.role,
         source=reading.source,
-        rank=rank.name,
+        rank=rank,
         servable=servable,
         because=because,
     )
@@ -260,9 +261,11 @@ def _own_claim(reading: Reading) -> Claim:
 def _names(
     readings: Sequence[Reading], unread: Sequence[Unread], claims: Sequence[Claim]
 ) -> list[str]:
-    """Every model that anything is known of, in order of appearance."""
-    names = [*(c.model for c in claims), *(r.model for r in readings), *(u.model for u in unread)]
-    return list(dict.fromkeys(name for name in names if name))
+    """Every model that anything is known of, in order of appearance. An engine whose model is not
+    known is judged all the same, under the empty name."""
+    names = [*(c.model for c in claims), *(r.model for r in readings)]
+    names += [u.model for u in unread if u.model]
+    return list(dict.fromkeys(names))
 
 
 def _several(sources: Sequence[str]) -> str:

@@ -1,7 +1,7 @@
 """What all readers share: how an engine is asked, and how a number of its answer is believed."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -13,7 +13,7 @@ from sekisho.gate.model import ReadError, Role
 TOKENS_MAX = 2**50
 """Above any pool that can exist: a larger number is a mistake or a lie."""
 
-Get: TypeAlias = Callable[[str], Awaitable[bytes]]
+Get: TypeAlias = Callable[[str], Coroutine[Any, Any, bytes]]
 """The body of a path; see `fetch.Client.get` for its errors."""
 
 T = TypeVar("T")
