@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,26 @@ def test_a_failure_is_shrunk_saved_and_replayed(tmp_path: Path) -> None:
     assert [each.returncode for each in again] == [1, 1]
     assert again[0].stdout == again[1].stdout
     assert "hears Complete" in again[0].stdout and "ownership: request" in again[0].stdout
+
+
+def test_it_runs_until_it_is_stopped_and_then_says_how_fast_it_was(tmp_path: Path) -> None:
+    command = [str(SEKISHO), "sim", "--faults", "lost-notice", "--summary", "summary.jsonl"]
+    running = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert running.stdout is not None
+    assert running.stdout.readline().startswith("seeds from ")
+    time.sleep(8)  # for some seeds; none would be right too
+    os.killpg(running.pid, signal.SIGINT)  # as a terminal does: the workers get it too
+    output, errors = running.communicate(timeout=120)
+    assert (running.returncode, errors) == (0, "stopped\n")
+    assert "seeds an hour" in output
+    assert json.loads((tmp_path / "summary.jsonl").read_text())["failed_seed"] is None
 
 
 def test_known_answers_name_who_noticed(tmp_path: Path) -> None:

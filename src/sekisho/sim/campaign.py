@@ -3,6 +3,7 @@
 import logging
 import multiprocessing
 import os
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -102,6 +103,7 @@ def _chunks(
 
 
 def _quiet() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is told, and ends its workers
     logging.disable(logging.CRITICAL)  # the roster logs each injected death
 
 

@@ -6,6 +6,7 @@ it), blanking granted headers (it only tells *unwritten* from *foreign*), and pi
 pages (the step check catches the next foreign write too).
 """
 
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -55,7 +56,7 @@ def remove(names: Sequence[str], process: Process, cluster: "Cluster") -> None:
 
 def incarnation(scenario: Scenario, slot: str, generation: int) -> int:
     """A new pool's incarnation: never one that was used before, unless that defence is gone."""
-    number = sum(slot.encode()) * 1000 + int(slot.rpartition("-")[2]) * 100
+    number = zlib.crc32(slot.encode()) * 1000
     return number if "incarnation" in scenario.without else number + generation
 
 

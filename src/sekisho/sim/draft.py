@@ -29,7 +29,7 @@ class Draft:
     tenants: list[str]
     bursts: list[float]
     count: int
-    answers: tuple[int, int] = (1, 4)
+    answers: tuple[int, int] = (1, 3)
     tails: tuple[int, int] = (1, 60)
     leaving: float = 0.1
     sharing: float = 0.5
@@ -108,17 +108,17 @@ def everyday(rng: random.Random) -> Draft:
         "prefill_pages": rng.randint(10, 30),
         "decode_pages": rng.randint(12, 36),
         "batch_max": rng.randint(4, 12),
-        "chunk_tokens": rng.choice([24, 64, 200]),
+        "chunk_tokens": rng.choice([24, 64, 400, 400, 400]),
         "queue_max": 32,
     }
     return Draft(
         rng=rng,
         shape=shape,
-        isolation=rng.choice(["standard"] * 4 + ["strict"]),
+        isolation=rng.choice(["standard"] * 7 + ["strict"]),
         wait_max=rng.uniform(2.0, 5.0),
         tenants=list(_TENANTS[: rng.choice([2, 2, 3])]),
         bursts=[START_S + rng.uniform(0.0, _ASKS_S) for _ in range(rng.randint(1, 3))],
-        count=rng.randint(14, 30),
+        count=rng.randint(16, 36),
     )
 
 
