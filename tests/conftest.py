@@ -12,12 +12,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 SEED = 20260901
 
 # Deadlines would assert timing; derandomized, each property sees the same examples in every run.
-settings.register_profile("sekisho", derandomize=True, deadline=None, print_blob=True)
+# A loaded machine draws slowly; how fast is never a reason to fail.
+settings.register_profile(
+    "sekisho",
+    derandomize=True,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("sekisho")
 
 
