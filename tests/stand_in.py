@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from sekisho.core.memory import PageMemory
 from sekisho.core.page import PageLayout
 from sekisho.engine.batch import Batch
+from sekisho.sim.model import SimTokenizer
 
 LAYOUT = PageLayout(16, 1, 1, 2, 4, "stand-in")  # 256 B payload: 16 slots of (token, position)
 VOCABULARY = 97
@@ -64,13 +65,7 @@ class StandInRunner:
         return self._memory.payload(page)[: 16 * 8].view(np.uint32).reshape(16, 2)
 
 
-class StandInTokenizer:
+class StandInTokenizer(SimTokenizer):
     """Token ids as text: ``<12>``."""
 
     vocab_size = VOCABULARY
-    special_ids: frozenset[int] = frozenset()
-    leading_spaces = 0
-    has_chat_template = False
-
-    def piece(self, token: int) -> bytes:
-        return f"<{token}>".encode()

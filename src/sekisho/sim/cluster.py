@@ -46,9 +46,6 @@ class Cluster:
         self.processes: dict[str, Process] = {}
         self.tenants: dict[str, int] = {}
         self.said: dict[int, Ended] = {}
-        self.refused = 0
-        """Words of a peer that the protocol has no place for, told in the log and ignored."""
-        self.restarts = 0
         self.seed = scenario.seed
         self.forgetful: list[str] = []
         """Roles whose cache keys leave the tenant out."""
@@ -92,7 +89,6 @@ class Cluster:
         else:
             del self.memories[process.name]
         del self.processes[process.name]
-        self.restarts += 1
         self.clock.after(_NOTICE_S, lambda: self.roster.exited(process.name))
         self.clock.after(_NOTICE_S + _START_S, lambda: self._start(process.slot))
 
@@ -217,7 +213,6 @@ class Cluster:
         try:
             work()
         except RemoteOwnershipError as error:
-            self.refused += 1
             self._trace(f"{process.name} ignores a word: {error}")
         except FoundError:
             raise

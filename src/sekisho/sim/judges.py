@@ -1,6 +1,5 @@
 """All checkers of a run behind one door, with the names they need to judge by."""
 
-from collections import Counter
 from collections.abc import Sequence
 
 from sekisho.core.errors import Evidence
@@ -31,7 +30,7 @@ class Judges:
         self.interference = Interference()
         self.liveness = Liveness()
         self.truth = Truth(healthy=not scenario.strikes and not scenario.events)
-        self.kinds: Counter[str] = Counter()
+        self.halted = 0
         self.evidence_of: dict[int, str] = {}
         self._shape = scenario.shape
         self._requests: dict[Lease, int] = {}
@@ -91,7 +90,7 @@ class Judges:
             raise FoundError(
                 "halt", f"{process.name} raised {type(error).__name__}: {error}"
             ) from error
-        self.kinds["halt"] += 1
+        self.halted += 1
 
     def gone(self, memory: Memory) -> None:
         self.conservation.gone(memory)
@@ -105,7 +104,6 @@ class Judges:
         self.conservation.disproved.add(lease)
 
     def evidence(self, found: Evidence) -> None:
-        self.kinds[found.kind] += 1
         self.evidence_of.setdefault(found.request, found.kind)
 
     # -- private

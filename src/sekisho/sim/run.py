@@ -8,7 +8,7 @@ from functools import partial
 
 import msgspec
 
-from sekisho.sim.atlas import ATLAS
+from sekisho.sim.atlas import ATLAS, Seam
 from sekisho.sim.checkers import FoundError
 from sekisho.sim.checkers.interference import Interference
 from sekisho.sim.client import Answer, Client
@@ -154,8 +154,14 @@ class _Run:
             judges.truth.ended(answer, ask, cluster.said.get(answer.number), servable)
 
     def _attribute(self, result: Result) -> None:
-        """How the requests that a fault touched came to their end."""
+        """How the requests that a fault touched came to their end, and the fleet where it was no
+        request's."""
         cluster = self._cluster
+        for fault, count in cluster.strikes.fired.items():
+            if ATLAS[fault].seam is Seam.EVENT and result.failure is None:
+                result.caught[fault, "all pages back, fleet ready again"] += count
+            elif ATLAS[fault].seam is Seam.KEY and cluster.judges.halted:
+                result.caught[fault, "node halted"] += cluster.judges.halted
         ends = {answer.number: answer for answer in result.answers}
         for request, faults in cluster.strikes.hit.items():
             answer = ends.get(request)
