@@ -106,7 +106,7 @@ def load_catalogue(path: Path) -> Catalogue:
     except (ValueError, yaml.YAMLError, RecursionError) as error:
         where = getattr(error, "problem_mark", None)
         line = f" in line {where.line + 1}" if where is not None else ""
-        what = str(error) if isinstance(error, _TwiceError) else f"not {path.suffix[1:]}{line}"
+        what = str(error) if isinstance(error, _RefusedError) else f"not {path.suffix[1:]}{line}"
         raise ClaimError(f"{path}: {what}") from None
     _check(catalogue, path)
     return catalogue
@@ -205,8 +205,10 @@ def _check(catalogue: Catalogue, path: Path) -> None:
                 raise ClaimError(f"{where}: an engine wants url or metrics_file, one of the two")
             if engine.metrics_file and (engine.key_env or engine.key_file):
                 raise ClaimError(f"{where}: metrics_file wants no key")
-        keyed = [*entry.engines, *([entry.gateway] if entry.gateway else [])]
-        if any(address.key_env and address.key_file for address in keyed):
+        keyed = [(engine.key_env, engine.key_file) for engine in entry.engines]
+        if entry.gateway is not None:
+            keyed.append((entry.gateway.key_env, entry.gateway.key_file))
+        if any(name and file for name, file in keyed):
             raise ClaimError(f"{where}: key_env and key_file exclude each other")
     for number, waiver in enumerate(catalogue.waivers):
         if fault := waiver.fault():
@@ -227,15 +229,15 @@ def _read(path: Path) -> str:
         raise ClaimError(f"{path}: not UTF-8") from None
 
 
-class _TwiceError(ValueError):
-    """A key that stands twice in one object; the second would hide the first."""
+class _RefusedError(ValueError):
+    """A key that stands twice in one object (the second would hide the first), or an alias."""
 
 
 def _once(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
     found: dict[Any, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise _TwiceError(f"{clip(str(key))} stands twice in one place")
+            raise _RefusedError(f"{clip(str(key))} stands twice in one place")
         found[key] = value
     return found
 
@@ -249,22 +251,21 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.events.AliasEvent):
-            raise _TwiceError("aliases are not read")
+            raise _RefusedError("aliases are not read")
         return super().compose_node(parent, index)
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        pairs = [
-            (self.construct_object(key, deep=True), self.construct_object(value, deep=True))
-            for key, value in node.value
-        ]
-        if any(not isinstance(key, str) for key, _ in pairs):
-            raise _TwiceError("a key is no text")
-        return _once(pairs)
+
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    pairs = [
+        (loader.construct_object(key, deep=True), loader.construct_object(value, deep=True))
+        for key, value in node.value
+    ]
+    if any(not isinstance(key, str) for key, _ in pairs):
+        raise _RefusedError("a key is no text")
+    return _once(pairs)
 
 
-_Loader.add_constructor(
-    "tag:yaml.org,2002:map", lambda loader, node: loader.construct_mapping(node, deep=True)
-)
+_Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
 
 
 def _yaml(text: str) -> Any:

@@ -54,13 +54,13 @@ class Target:
 class Plan:
     """Everything a run needs; can be run again (``--watch``).
 
-    ``advertised``: a claim about every model that is found, from the command line; its model is
-    empty.
+    ``everywhere``: claims from the command line, about every model that is named or found where
+    their own ``model`` is empty.
     """
 
     targets: Sequence[Target]
     claims: Sequence[Claim] = field(default=())
-    advertised: Claim | None = None
+    everywhere: Sequence[Claim] = field(default=())
     margin: float = MARGIN
     margin_is_required: bool = False
     waivers: Sequence[Waiver] = field(default=())
@@ -159,9 +159,12 @@ async def check_async(plan: Plan) -> Result:
         told = await asyncio.gather(*(_one(client, t, plan.timeout_s) for t in plan.targets))
     readings = [r for r in told if isinstance(r, Reading)]
     claims = [*plan.claims, *(c for c in told if isinstance(c, Claim))]
-    if plan.advertised is not None:
-        for name in dict.fromkeys(r.model for r in readings):
-            claims.append(msgspec.structs.replace(plan.advertised, model=name))
+    names = dict.fromkeys(
+        name for name in (*(c.model for c in claims), *(r.model for r in readings)) if name
+    )
+    for claim in plan.everywhere:
+        about = [claim.model] if claim.model else list(names)
+        claims += [msgspec.structs.replace(claim, model=name) for name in about]
     policy = Policy(
         now=utc_now(),
         margin=plan.margin,

@@ -1,0 +1,285 @@
+"""``sekisho gate``: no deployment whose advertised window its KV pools cannot hold.
+
+``sekisho gate`` alone is ``sekisho gate check``; the group is there for its other commands.
+"""
+
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+if TYPE_CHECKING:
+    from sekisho.gate.model import Engine, Result, Role
+    from sekisho.gate.run import Plan, Target
+
+
+class _CheckByDefault(TyperGroup):
+    """What is no command and no plea for help goes to ``check``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args or (args[0] not in self.commands and args[0] != "--help"):
+            args = ["check", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=_CheckByDefault,
+    help="Compare the physical KV capacity of running engines with every advertised window. "
+    "Without a command: check.",
+)
+
+
+class Format(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+    JUNIT = "junit"
+    SARIF = "sarif"
+    GITHUB = "github"
+    MARKDOWN = "markdown"
+
+
+class NamedRole(StrEnum):
+    PREFILL = "prefill"
+    DECODE = "decode"
+    BOTH = "both"
+
+
+Urls = list[str] | None
+
+
+@app.command()
+def check(
+    catalogue: Annotated[
+        Path | None, typer.Argument(help="Models, windows and engines: .toml, .json or .yaml.")
+    ] = None,
+    *,
+    sglang: Annotated[Urls, typer.Option(help="URL of an SGLang node that does both.")] = None,
+    sglang_prefill: Annotated[Urls, typer.Option(help="URL of an SGLang prefill node.")] = None,
+    sglang_decode: Annotated[Urls, typer.Option(help="URL of an SGLang decode node.")] = None,
+    vllm: Annotated[Urls, typer.Option(help="URL of a vLLM node that does both.")] = None,
+    vllm_prefill: Annotated[Urls, typer.Option(help="URL of a vLLM prefill node.")] = None,
+    vllm_decode: Annotated[Urls, typer.Option(help="URL of a vLLM decode node.")] = None,
+    sekisho: Annotated[Urls, typer.Option(help="URL of a Sekisho gateway.")] = None,
+    llama_cpp: Annotated[Urls, typer.Option(help="URL of a llama.cpp server.")] = None,
+    tgi: Annotated[Urls, typer.Option(help="URL of a Text Generation Inference server.")] = None,
+    engine: Annotated[Urls, typer.Option(help="URL of an engine of any kind, detected.")] = None,
+    metrics_file: Annotated[
+        list[Path] | None, typer.Option(help="A saved /metrics of vLLM or SGLang.")
+    ] = None,
+    role: Annotated[
+        NamedRole | None, typer.Option(help="The role of every --engine and --metrics-file.")
+    ] = None,
+    model: Annotated[
+        str, typer.Option(help="Judge all of these under this name, not the one they state.")
+    ] = "",
+    advertised: Annotated[
+        int | None, typer.Option(min=1, max=2**50, help="The advertised window, in tokens.")
+    ] = None,
+    output_tokens: Annotated[
+        int, typer.Option(min=0, max=2**50, help="Answer promised on top of the window.")
+    ] = 0,
+    prompt: Annotated[
+        int, typer.Option(min=0, max=2**50, help="The longest prompt let through; 0: the window.")
+    ] = 0,
+    config: Annotated[
+        Path | None, typer.Option(help="A config.json, or its folder: its window is a claim.")
+    ] = None,
+    key_env: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL=NAME", help="The variable with the key for this URL."),
+    ] = None,
+    key_file: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL=FILE", help="The file with the key for this URL."),
+    ] = None,
+    margin: Annotated[
+        float | None,
+        typer.Option(min=0, help="Windows that the smallest pool should hold (2 by default)."),
+    ] = None,
+    margin_is_required: Annotated[
+        bool, typer.Option("--margin-is-required", help="A margin below it is an error.")
+    ] = False,
+    timeout: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds, an engine.")] = 10.0,
+    output_format: Annotated[Format, typer.Option("--format", help="Of the result.")] = Format.TEXT,
+    output: Annotated[Path | None, typer.Option(help="Write the result to this file.")] = None,
+    watch: Annotated[
+        float | None, typer.Option(min=1, max=86400, help="Check again every so many seconds.")
+    ] = None,
+    watch_host: Annotated[str, typer.Option(help="Where --watch-port binds.")] = "127.0.0.1",
+    watch_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Serve Prometheus metrics there (0: do not).")
+    ] = 0,
+) -> None:
+    """Read the engines, compare with what is advertised, say which role decides.
+
+    Exit code 0: every window is held; 1: a finding; 2: it could not run; 3: inconclusive.
+    """
+    from sekisho.gate.model import GateError
+
+    kinds: list[tuple[Engine, Role | None, Urls]] = [
+        ("sglang", "both", sglang),
+        ("sglang", "prefill", sglang_prefill),
+        ("sglang", "decode", sglang_decode),
+        ("vllm", "both", vllm),
+        ("vllm", "prefill", vllm_prefill),
+        ("vllm", "decode", vllm_decode),
+        ("sekisho", None, sekisho),
+        ("llama.cpp", None, llama_cpp),
+        ("tgi", None, tgi),
+    ]
+    try:
+        plan = _plan(
+            catalogue,
+            _targets(kinds, engine, metrics_file, role, model, _keys(key_env, key_file)),
+            _Claimed(model, advertised, output_tokens, prompt, config),
+            margin,
+            margin_is_required,
+            timeout,
+        )
+        code = _run(plan, output_format.value, output, watch, watch_host, watch_port)
+    except GateError as error:
+        print(f"sekisho: {' '.join(str(error).split())}", file=sys.stderr)
+        raise typer.Exit(2) from None
+    raise typer.Exit(code)
+
+
+class _Claimed:
+    """The claims of the command line."""
+
+    def __init__(
+        self, model: str, window: int | None, output: int, prompt: int, config: Path | None
+    ) -> None:
+        from sekisho.gate.claims import checked_claim, config_claim
+        from sekisho.gate.model import Claim, ClaimError
+
+        if window is None and (output or prompt):
+            raise ClaimError("--output-tokens and --prompt need --advertised")
+        self.found: list[Claim] = []
+        if window is not None:
+            self.found.append(checked_claim(model, window, output, prompt, "--advertised"))
+        if config is not None:
+            self.found.append(config_claim(model, config))
+
+
+def _plan(
+    catalogue: Path | None,
+    targets: "list[Target]",
+    claimed: _Claimed,
+    margin: float | None,
+    margin_is_required: bool,
+    timeout: float,
+) -> "Plan":
+    """The catalogue's plan with what the flags add; a flag given wins over the file."""
+    import dataclasses
+
+    from sekisho.gate.model import ClaimError
+    from sekisho.gate.policy import MARGIN
+    from sekisho.gate.run import Plan, plan_of
+
+    if catalogue is None and not targets:
+        raise ClaimError("nothing to read: give a catalogue, or engines such as --vllm URL")
+    base = Plan(targets=[]) if catalogue is None else plan_of(catalogue, os.environ)
+    return dataclasses.replace(
+        base,
+        targets=[*base.targets, *targets],
+        everywhere=claimed.found,
+        margin=margin if margin is not None else base.margin if catalogue else MARGIN,
+        margin_is_required=margin_is_required or base.margin_is_required,
+        timeout_s=timeout,
+    )
+
+
+def _targets(
+    kinds: "Sequence[tuple[Engine, Role | None, Urls]]",
+    detected: Urls,
+    files: Sequence[Path] | None,
+    role: NamedRole | None,
+    model: str,
+    keys: dict[str, tuple[str, str]],
+) -> "list[Target]":
+    from sekisho.gate.fetch import Key, parse_url
+    from sekisho.gate.model import ClaimError
+    from sekisho.gate.run import Target, read_key
+
+    unused = set(keys)
+
+    def key_of(url: str) -> Key | None:
+        unused.discard(url)
+        name, file = keys.get(url, ("", ""))
+        return read_key(name, file, os.environ, Path())
+
+    named: Role | None = None if role is None else role.value
+    every = [*kinds, (None, named, detected)]
+    targets = [
+        Target(source=parse_url(url), role=of, kind=kind, model=model, key=key_of(parse_url(url)))
+        for kind, of, urls in every
+        for url in urls or ()
+    ]
+    for file in files or ():
+        targets.append(Target(source=str(file), what="file", role=named, model=model))
+    if unused:
+        raise ClaimError(f"a key is given for {min(unused)}, which is not asked")
+    return targets
+
+
+def _keys(names: Urls, files: Urls) -> dict[str, tuple[str, str]]:
+    """Name of a variable, or file, by the URL that its key is for."""
+    from sekisho.gate.fetch import parse_url
+    from sekisho.gate.model import ClaimError
+
+    found: dict[str, tuple[str, str]] = {}
+    for given, is_file in ((names, False), (files, True)):
+        for text in given or ():
+            url, equals, place = text.partition("=")
+            if not equals or not place:
+                # Not repeated: somebody may have given the key itself.
+                raise ClaimError("--key-env wants URL=NAME, --key-file wants URL=FILE")
+            if parse_url(url) in found:
+                raise ClaimError(f"two keys for {parse_url(url)}")
+            found[parse_url(url)] = ("", place) if is_file else (place, "")
+    return found
+
+
+def _run(
+    plan: "Plan",
+    output_format: str,
+    output: Path | None,
+    watch: float | None,
+    watch_host: str,
+    watch_port: int,
+) -> int:
+    from sekisho.gate.model import ClaimError
+    from sekisho.gate.run import check as run
+
+    def told(result: "Result") -> None:
+        _write(result, output_format, output)
+
+    if watch is None:
+        if watch_port:
+            raise ClaimError("--watch-port needs --watch")
+        result = run(plan)
+        told(result)
+        return result.exit_code()
+    from sekisho.gate.watch import watch as watch_plan
+
+    return asyncio.run(watch_plan(plan, watch, watch_host, watch_port, told))
+
+
+def _write(result: "Result", output_format: str, output: Path | None) -> None:
+    from sekisho.gate.model import GateError
+    from sekisho.gate.output import render
+
+    text = render(result, output_format)
+    if output is None:
+        print(text, end="" if text.endswith("\n") else "\n", flush=True)
+        return
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise GateError(f"{output}: {error.strerror}") from None
