@@ -55,9 +55,13 @@ class Engine:
             if task is not None:
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
-            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-                await self._answer(reader, writer)
-            writer.close()
+            try:
+                with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+                    await self._answer(reader, writer)
+                    writer.close()
+                    await writer.wait_closed()
+            finally:
+                writer.transport.abort()
 
         server = await asyncio.start_server(hear, "127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
@@ -67,6 +71,7 @@ class Engine:
         for task in list(tasks):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0.01)  # the loop closes the sockets of what was aborted
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
