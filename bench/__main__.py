@@ -12,7 +12,7 @@ from bench.report import BenchError, Row, as_json, print_table
 from sekisho.engine.spec import ModelError
 from sekisho.transport import TransportError
 
-NAMES = ("ledger", "handoff", "invariance", "checks", "engine")
+NAMES = ("ledger", "handoff", "invariance", "checks", "engine", "gate")
 
 
 def main() -> int:

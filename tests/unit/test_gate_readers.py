@@ -9,9 +9,9 @@ from sekisho.gate.model import Reading, Severity
 from sekisho.gate.run import Target
 
 
-def only(reading_of: dict[str, object], **target: object) -> Reading:
-    with running(reading_of) as [engine]:  # type: ignore[arg-type]
-        result = judged(Target(source=engine.url, **target))  # type: ignore[arg-type]
+def only(answers: Answers, **target: Any) -> Reading:
+    with running(answers) as [engine]:
+        result = judged(Target(source=engine.url, **target))
     assert not result.unread, result.unread
     return result.readings[0]
 
@@ -38,7 +38,7 @@ def test_the_faulty_version_of_the_samples_cites_its_report() -> None:
 
 
 def test_sglang_decode_keeps_its_reserve() -> None:
-    rank = only(sglang("0.5.23-decode")).ranks[0]  # type: ignore[arg-type]
+    rank = only(sglang("0.5.23-decode")).ranks[0]
     assert (rank.pool_tokens, rank.reserved_tokens, rank.request_max) == (2048, 512, 2042)
 
 
@@ -46,12 +46,12 @@ def test_an_older_sglang_answers_at_the_older_path() -> None:
     answers = sglang("0.5.20")
     answers["/get_server_info"] = answers.pop("/server_info")
     del answers["/v1/loads"]
-    reading = only(answers)  # type: ignore[arg-type]
+    reading = only(answers)
     assert (reading.version, reading.role, reading.ranks[0].pool_tokens) == ("0.5.20", "both", 4096)
 
 
 def test_the_smaller_of_two_pools_that_sglang_states_is_believed() -> None:
-    reading = only(sglang("0.5.20", max_total_num_tokens=9_000_000))  # type: ignore[arg-type]
+    reading = only(sglang("0.5.20", max_total_num_tokens=9_000_000))
     assert reading.ranks[0].pool_tokens == 4096
 
 
@@ -64,7 +64,7 @@ def test_every_rank_of_sglang_must_answer() -> None:
 
 def test_the_smallest_rank_of_sglang_decides() -> None:
     answers = sglang("0.5.20", dp_size=2, max_total_num_tokens=4096)
-    info = json.loads(answers["/server_info"])  # type: ignore[arg-type]
+    info = json.loads(answers["/server_info"])
     info["internal_states"] = [info["internal_states"][0]] * 2
     answers["/server_info"] = json.dumps(info).encode()
     loads = [{"dp_rank": n, "max_total_num_tokens": size} for n, size in enumerate((4096, 640))]
@@ -76,7 +76,7 @@ def test_the_smallest_rank_of_sglang_decides() -> None:
 
 
 def test_vllm_pool_is_blocks_less_the_null_block() -> None:
-    reading = only(vllm())  # type: ignore[arg-type]
+    reading = only(vllm())
     rank = reading.ranks[0]
     assert (reading.engine, reading.version, reading.advertised) == ("vllm", "0.32.0", 2048)
     assert (rank.pool_tokens, rank.page_size, rank.reserved_tokens) == (46592, 128, 128)
@@ -102,7 +102,7 @@ def test_a_vllm_engine_without_its_pool_is_not_judged_by_the_others() -> None:
 def test_a_vllm_pair_from_saved_metrics_is_judged_by_named_roles() -> None:
     base = FIXTURES / "vllm-0.32"
     pair = [
-        Target(source=str(base / f"metrics_{role}_mooncake.txt"), what="file", role=role)  # type: ignore[arg-type]
+        Target(source=str(base / f"metrics_{role}_mooncake.txt"), what="file", role=role)
         for role in ("prefill", "decode")
     ]
     held = 1456 * 32 - 32
@@ -157,7 +157,7 @@ def test_tgi_is_told_by_its_info() -> None:
 def test_sekisho_states_what_its_smallest_node_holds() -> None:
     listed = {"data": [{"id": "m", "owned_by": "sekisho", "max_model_len": 8192}]}
     answers = {"/health/readiness": b"{}", "/v1/models": json.dumps(listed).encode()}
-    reading = only(answers)  # type: ignore[arg-type]
+    reading = only(answers)
     assert (reading.prefix_scope, reading.ranks[0].pool_tokens) == ("tenant", 8192)
 
 
