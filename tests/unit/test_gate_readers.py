@@ -1,10 +1,11 @@
 """Each reader against answers of real engines, over a real local server."""
 
 import json
+from typing import Any
 
 import pytest
 
-from gate_kit import FIXTURES, judged, rules, running, sglang, vllm
+from gate_kit import FIXTURES, Answers, judged, rules, running, sglang, vllm
 from sekisho.gate.model import Reading, Severity
 from sekisho.gate.run import Target
 
@@ -63,8 +64,9 @@ def test_every_rank_of_sglang_must_answer() -> None:
 
 
 def test_the_smallest_rank_of_sglang_decides() -> None:
-    answers = sglang("0.5.20", dp_size=2, max_total_num_tokens=4096)
-    info = json.loads(answers["/server_info"])
+    answers = sglang("0.5.20")
+    info = json.loads((FIXTURES / "sglang-0.5.20" / "server_info.json").read_text())
+    info["dp_size"] = 2
     info["internal_states"] = [info["internal_states"][0]] * 2
     answers["/server_info"] = json.dumps(info).encode()
     loads = [{"dp_rank": n, "max_total_num_tokens": size} for n, size in enumerate((4096, 640))]

@@ -28,11 +28,15 @@ class _CheckByDefault(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-app = typer.Typer(
-    cls=_CheckByDefault,
-    help="Compare the physical KV capacity of running engines with every advertised window. "
-    "Without a command: check.",
-)
+app = typer.Typer(cls=_CheckByDefault)
+
+
+@app.callback()
+def _group() -> None:
+    """Compare the physical KV capacity of running engines with every advertised window.
+
+    Without a command: check, whose options `sekisho gate check --help` lists.
+    """
 
 
 class Format(StrEnum):
@@ -51,70 +55,94 @@ class NamedRole(StrEnum):
 
 
 Urls = list[str] | None
+SglangUrls = Annotated[Urls, typer.Option(metavar="URL", help="An SGLang node that does both.")]
+SglangPrefillUrls = Annotated[Urls, typer.Option(metavar="URL", help="An SGLang prefill node.")]
+SglangDecodeUrls = Annotated[Urls, typer.Option(metavar="URL", help="An SGLang decode node.")]
+VllmUrls = Annotated[Urls, typer.Option(metavar="URL", help="A vLLM node that does both.")]
+VllmPrefillUrls = Annotated[Urls, typer.Option(metavar="URL", help="A vLLM prefill node.")]
+VllmDecodeUrls = Annotated[Urls, typer.Option(metavar="URL", help="A vLLM decode node.")]
+SekishoUrls = Annotated[Urls, typer.Option(metavar="URL", help="A Sekisho gateway.")]
+LlamaCppUrls = Annotated[Urls, typer.Option(metavar="URL", help="A llama.cpp server.")]
+TgiUrls = Annotated[Urls, typer.Option(metavar="URL", help="A Text Generation Inference server.")]
+EngineUrls = Annotated[Urls, typer.Option(metavar="URL", help="An engine of any kind, detected.")]
+File = Annotated[
+    Path | None, typer.Argument(help="Models, windows and engines: .toml, .json or .yaml.")
+]
+Saved = Annotated[list[Path] | None, typer.Option(help="A saved /metrics of vLLM or SGLang.")]
+Roles = Annotated[
+    NamedRole | None, typer.Option(help="The role of every --engine and --metrics-file.")
+]
+Model = Annotated[
+    str, typer.Option(help="Judge all of these under this name, not the one they state.")
+]
+Window = Annotated[
+    int | None, typer.Option(min=1, max=2**50, help="The advertised window, in tokens.")
+]
+Output = Annotated[
+    int, typer.Option(min=0, max=2**50, help="Answer promised on top of the window, in tokens.")
+]
+Prompt = Annotated[
+    int, typer.Option(min=0, max=2**50, help="The longest prompt let through; 0: the window.")
+]
+Config = Annotated[
+    Path | None, typer.Option(help="A config.json, or its folder: its window is a claim.")
+]
+KeyEnv = Annotated[
+    Urls, typer.Option(metavar="URL=NAME", help="The variable with the key for this URL.")
+]
+KeyFile = Annotated[
+    Urls, typer.Option(metavar="URL=FILE", help="The file with the key for this URL.")
+]
+Margin = Annotated[
+    float | None,
+    typer.Option(min=0, help="Windows that the smallest pool should hold (2 by default)."),
+]
+Required = Annotated[
+    bool, typer.Option("--margin-is-required", help="A margin below it is an error.")
+]
+Timeout = Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds, an engine.")]
+Format_ = Annotated[Format, typer.Option("--format", help="Of the result.")]
+Written = Annotated[Path | None, typer.Option(help="Write the result to this file.")]
+Watch = Annotated[
+    float | None, typer.Option(min=1, max=86400, help="Check again every so many seconds.")
+]
+Host = Annotated[str, typer.Option(help="Where --watch-port binds.")]
+Port = Annotated[
+    int, typer.Option(min=0, max=65535, help="Serve Prometheus metrics there (0: do not).")
+]
 
 
 @app.command()
 def check(
-    catalogue: Annotated[
-        Path | None, typer.Argument(help="Models, windows and engines: .toml, .json or .yaml.")
-    ] = None,
+    catalogue: File = None,
     *,
-    sglang: Annotated[Urls, typer.Option(help="URL of an SGLang node that does both.")] = None,
-    sglang_prefill: Annotated[Urls, typer.Option(help="URL of an SGLang prefill node.")] = None,
-    sglang_decode: Annotated[Urls, typer.Option(help="URL of an SGLang decode node.")] = None,
-    vllm: Annotated[Urls, typer.Option(help="URL of a vLLM node that does both.")] = None,
-    vllm_prefill: Annotated[Urls, typer.Option(help="URL of a vLLM prefill node.")] = None,
-    vllm_decode: Annotated[Urls, typer.Option(help="URL of a vLLM decode node.")] = None,
-    sekisho: Annotated[Urls, typer.Option(help="URL of a Sekisho gateway.")] = None,
-    llama_cpp: Annotated[Urls, typer.Option(help="URL of a llama.cpp server.")] = None,
-    tgi: Annotated[Urls, typer.Option(help="URL of a Text Generation Inference server.")] = None,
-    engine: Annotated[Urls, typer.Option(help="URL of an engine of any kind, detected.")] = None,
-    metrics_file: Annotated[
-        list[Path] | None, typer.Option(help="A saved /metrics of vLLM or SGLang.")
-    ] = None,
-    role: Annotated[
-        NamedRole | None, typer.Option(help="The role of every --engine and --metrics-file.")
-    ] = None,
-    model: Annotated[
-        str, typer.Option(help="Judge all of these under this name, not the one they state.")
-    ] = "",
-    advertised: Annotated[
-        int | None, typer.Option(min=1, max=2**50, help="The advertised window, in tokens.")
-    ] = None,
-    output_tokens: Annotated[
-        int, typer.Option(min=0, max=2**50, help="Answer promised on top of the window.")
-    ] = 0,
-    prompt: Annotated[
-        int, typer.Option(min=0, max=2**50, help="The longest prompt let through; 0: the window.")
-    ] = 0,
-    config: Annotated[
-        Path | None, typer.Option(help="A config.json, or its folder: its window is a claim.")
-    ] = None,
-    key_env: Annotated[
-        list[str] | None,
-        typer.Option(metavar="URL=NAME", help="The variable with the key for this URL."),
-    ] = None,
-    key_file: Annotated[
-        list[str] | None,
-        typer.Option(metavar="URL=FILE", help="The file with the key for this URL."),
-    ] = None,
-    margin: Annotated[
-        float | None,
-        typer.Option(min=0, help="Windows that the smallest pool should hold (2 by default)."),
-    ] = None,
-    margin_is_required: Annotated[
-        bool, typer.Option("--margin-is-required", help="A margin below it is an error.")
-    ] = False,
-    timeout: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds, an engine.")] = 10.0,
-    output_format: Annotated[Format, typer.Option("--format", help="Of the result.")] = Format.TEXT,
-    output: Annotated[Path | None, typer.Option(help="Write the result to this file.")] = None,
-    watch: Annotated[
-        float | None, typer.Option(min=1, max=86400, help="Check again every so many seconds.")
-    ] = None,
-    watch_host: Annotated[str, typer.Option(help="Where --watch-port binds.")] = "127.0.0.1",
-    watch_port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Serve Prometheus metrics there (0: do not).")
-    ] = 0,
+    sglang: SglangUrls = None,
+    sglang_prefill: SglangPrefillUrls = None,
+    sglang_decode: SglangDecodeUrls = None,
+    vllm: VllmUrls = None,
+    vllm_prefill: VllmPrefillUrls = None,
+    vllm_decode: VllmDecodeUrls = None,
+    sekisho: SekishoUrls = None,
+    llama_cpp: LlamaCppUrls = None,
+    tgi: TgiUrls = None,
+    engine: EngineUrls = None,
+    metrics_file: Saved = None,
+    role: Roles = None,
+    model: Model = "",
+    advertised: Window = None,
+    output_tokens: Output = 0,
+    prompt: Prompt = 0,
+    config: Config = None,
+    key_env: KeyEnv = None,
+    key_file: KeyFile = None,
+    margin: Margin = None,
+    margin_is_required: Required = False,
+    timeout: Timeout = 10.0,
+    output_format: Format_ = Format.TEXT,
+    output: Written = None,
+    watch: Watch = None,
+    watch_host: Host = "127.0.0.1",
+    watch_port: Port = 0,
 ) -> None:
     """Read the engines, compare with what is advertised, say which role decides.
 
@@ -134,14 +162,10 @@ def check(
         ("tgi", None, tgi),
     ]
     try:
-        plan = _plan(
-            catalogue,
-            _targets(kinds, engine, metrics_file, role, model, _keys(key_env, key_file)),
-            _Claimed(model, advertised, output_tokens, prompt, config),
-            margin,
-            margin_is_required,
-            timeout,
-        )
+        keys = _keys(key_env, key_file)
+        targets = _targets(kinds, engine, metrics_file, role, model, keys)
+        claimed = _Claimed(model, advertised, output_tokens, prompt, config)
+        plan = _plan(catalogue, targets, claimed, margin, margin_is_required, timeout)
         code = _run(plan, output_format.value, output, watch, watch_host, watch_port)
     except GateError as error:
         print(f"sekisho: {' '.join(str(error).split())}", file=sys.stderr)

@@ -114,7 +114,8 @@ def window_of(rank: Rank, role: Role, need: Need) -> tuple[int, str]:
     if rank.sequence_max is not None:
         limits.append((rank.sequence_max - output, f"the limit of a sequence{less}"))
     if rank.request_max is not None and (not need.prompt or rank.request_max < need.prompt):
-        limits.append((rank.request_max, "the engine's limit of a prompt"))
+        pool = f"beside a pool of {rank.pool_tokens}"
+        limits.append((rank.request_max, f"the engine's limit of a prompt, {pool}"))
     servable, because = min(limits, key=lambda limit: limit[0])
     return max(0, servable), because
 
