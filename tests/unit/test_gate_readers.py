@@ -167,3 +167,13 @@ def test_a_role_other_than_the_named_one_is_a_finding() -> None:
     with running(sglang("0.5.19-prefill")) as [engine]:
         result = judged(Target(source=engine.url, role="decode"), window=100)
     assert "GATE012" in rules(result)
+
+
+def test_the_smallest_replica_speaks_for_its_role_in_any_order() -> None:
+    small = json.loads((FIXTURES / "sglang-0.5.20" / "server_info.json").read_text())
+    small["max_total_num_tokens"] = 320
+    less = {**sglang("0.5.20"), "/server_info": json.dumps(small).encode()}
+    with running(sglang("0.5.20"), less) as two:
+        for order in (two, two[::-1]):
+            result = judged(*(Target(source=e.url) for e in order), window=300)
+            assert [(c.servable, c.source) for c in result.capacities] == [(320, two[1].url)]
