@@ -1,6 +1,7 @@
 """Answers that no engine should give: never a pass, always a sentence, never a key."""
 
 import asyncio
+import datetime
 import gzip
 import json
 import logging
@@ -10,6 +11,7 @@ import pytest
 from gate_kit import Speak, judged, response, running, saying, sglang, vllm
 from sekisho.gate.fetch import Key, parse_url
 from sekisho.gate.model import ClaimError
+from sekisho.gate.policy import Waiver
 from sekisho.gate.run import Target
 
 KEY = "sk-planted-5f0c9d"
@@ -198,3 +200,27 @@ def test_a_redirect_within_the_origin_is_followed_with_the_key() -> None:
     with running(answers) as [engine]:
         result = judged(Target(source=engine.url, key=Key(KEY)), window=1)
     assert json.dumps([r.engine for r in result.readings]) == '["sglang"]'
+
+
+def test_a_redirect_never_reaches_another_host() -> None:
+    with running(sglang("0.5.20")) as [other]:
+        away = saying(response(b"", 302, {"Location": f"{other.url}/server_info"}))
+        with running({**sglang("0.5.20"), "/server_info": away}) as [engine]:
+            result = judged(Target(source=engine.url, key=Key(KEY)), window=1)
+        assert not other.requests
+    assert "redirects to another host" in result.unread[0].reason
+
+
+@pytest.mark.parametrize(("name", "told"), [("compressed", "compressed"), ("endless", "8 MiB")])
+def test_what_could_fill_the_memory_is_refused_for_that(name: str, told: str) -> None:
+    with running({**sglang("0.5.20"), "/server_info": HOSTILE[name]}) as [engine]:
+        result = judged(Target(source=engine.url, kind="sglang"), timeout_s=30.0)
+    assert told in result.unread[0].reason
+
+
+def test_no_waiver_makes_a_pass_of_what_was_not_read() -> None:
+    waiver = Waiver(rule="GATE003", until=datetime.date(2999, 1, 1), because="x")
+    with running(vllm(), {}) as engines:
+        targets = [Target(source=e.url, model="m") for e in engines]
+        result = judged(*targets, window=16, waivers=[waiver])
+    assert (result.waived(), result.exit_code()) == (1, 3)
