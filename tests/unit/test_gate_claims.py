@@ -85,20 +85,21 @@ def test_a_catalogue_that_is_wrong_is_refused_and_says_where(
 
 
 @pytest.mark.parametrize(
-    ("name", "text"),
+    ("name", "text", "told"),
     [
-        ("c.json", '{"models": [], "models": []}'),
-        ("c.yaml", "models: []\nmodels: []\n"),
-        ("c.yaml", "a: &a [1]\nb: [*a, *a]\n"),
-        ("c.yaml", "models: !!python/object/apply:os.getcwd []\n"),
-        ("c.yaml", "- {"),
-        ("c.json", "[" * 100_000),
-        ("c.txt", ""),
+        ("c.json", '{"models": [], "models": []}', "models stands twice"),
+        ("c.yaml", "models: []\nmodels: []\n", "models stands twice"),
+        ("c.yaml", "a: &a [1]\nb: [*a, *a]\n", "aliases"),
+        ("c.yaml", "1: 2\n", "no text"),
+        ("c.yaml", "models: !!python/object/apply:os.getcwd []\n", "not yaml in line 1"),
+        ("c.yaml", "- {", "not yaml"),
+        ("c.json", "[" * 100_000, "not json"),
+        ("c.txt", "", "want a catalogue named"),
     ],
 )
-def test_tricks_in_a_catalogue_are_refused(tmp_path: Path, name: str, text: str) -> None:
+def test_tricks_in_a_catalogue_are_refused(tmp_path: Path, name: str, text: str, told: str) -> None:
     (tmp_path / name).write_text(text)
-    with pytest.raises(ClaimError):
+    with pytest.raises(ClaimError, match=told):
         load_catalogue(tmp_path / name)
 
 
