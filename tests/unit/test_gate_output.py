@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 import jsonschema
 import junitparser
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sekisho.gate.model import Capacity, Finding, GateError, Result, Severity, Unread
@@ -75,6 +75,7 @@ def result(
 HOLDS = result(servable=8192)
 INVERTED = result((finding(report="sglang#30233"),))
 UNREAD = result(unread=(Unread(source="http://d:1", reason="timed out", inconclusive=True),))
+ONLY_UNREAD = result(unread=tuple(UNREAD.unread), servable=8192)
 WAIVED = result((finding(waived_until="2026-12-31", waived_because="rack"),), servable=4096)
 
 
@@ -101,7 +102,7 @@ def results(draw: st.DrawFn) -> Result:
             st.builds(Unread, source=TEXTS, reason=TEXTS, inconclusive=st.booleans()), max_size=2
         )
     )
-    servable = draw(st.integers(0, 10000))
+    servable = draw(st.sampled_from([0, 1018, 4095, 4096, 8192]))
     # A window that is not held is always a finding of the judge.
     if servable < 4096:
         found.append(finding())
@@ -132,6 +133,11 @@ def test_the_schema_sees_a_planted_fault() -> None:
 
 
 @given(results())
+@example(HOLDS)
+@example(INVERTED)
+@example(UNREAD)
+@example(WAIVED)
+@example(ONLY_UNREAD)
 def test_junit_is_red_exactly_where_the_exit_code_is_not_0(given_: Result) -> None:
     xml = render(given_, "junit")
     [suite] = junitparser.JUnitXml.fromstring(xml.encode())
@@ -147,6 +153,11 @@ def test_junit_is_red_exactly_where_the_exit_code_is_not_0(given_: Result) -> No
 
 
 @given(results())
+@example(HOLDS)
+@example(INVERTED)
+@example(UNREAD)
+@example(WAIVED)
+@example(ONLY_UNREAD)
 def test_github_has_one_command_a_line_and_its_own(given_: Result) -> None:
     lines = render(given_, "github").removesuffix("\n").split("\n")
     for line in lines:
