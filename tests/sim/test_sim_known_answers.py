@@ -1,16 +1,9 @@
 """Each defence taken away is noticed by a checker, and with it in place the same run is clean."""
 
-import logging
-
 import pytest
 
 from sekisho.sim.defences import DEFENCES
 from sekisho.sim.known_answers import known_answers
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> None:
-    logging.getLogger("sekisho.fleet").setLevel(logging.CRITICAL)
 
 
 @pytest.mark.parametrize("name", DEFENCES)

@@ -1,6 +1,5 @@
 """Runs of the simulator: they repeat byte for byte, are clean, and each fault really fires."""
 
-import logging
 import subprocess
 import sys
 
@@ -8,7 +7,7 @@ import msgspec
 import pytest
 
 from sekisho.sim.atlas import ATLAS, Seam
-from sekisho.sim.campaign import Plan, campaign, run_seeds
+from sekisho.sim.campaign import Plan, Tally, campaign, run_seeds
 from sekisho.sim.defences import DEFENCES
 from sekisho.sim.draft import everyday, need
 from sekisho.sim.generate import generate
@@ -16,11 +15,6 @@ from sekisho.sim.run import run
 from sekisho.sim.scenario import Scenario
 
 EVERYTHING = tuple(ATLAS)
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> None:
-    logging.getLogger("sekisho.fleet").setLevel(logging.CRITICAL)
 
 
 def digest(seed: int) -> str:
@@ -85,8 +79,14 @@ def test_a_campaign_on_two_cores_adds_up_to_the_same() -> None:
     plan = Plan(("lost-notice", "rebound"))
     alone = run_seeds(plan, range(45))
     told: list[int] = []
-    total = campaign(
-        plan, iter(range(45)), until=None, cores=2, progress=lambda tally: told.append(tally.seeds)
+    total = Tally()
+    campaign(
+        plan,
+        iter(range(45)),
+        total,
+        until=None,
+        cores=2,
+        progress=lambda: told.append(total.seeds),
     )
     assert (total.seeds, total.handoffs, total.fired, total.caught) == (
         alone.seeds,
@@ -99,7 +99,8 @@ def test_a_campaign_on_two_cores_adds_up_to_the_same() -> None:
 
 def test_a_campaign_ends_at_the_first_failure() -> None:
     plan = Plan(("claimed-unwritten",), ("commit-check",))
-    total = campaign(plan, iter(range(10_000)), until=None, cores=2, progress=lambda tally: None)
+    total = Tally()
+    campaign(plan, iter(range(10_000)), total, until=None, cores=2, progress=lambda: None)
     assert total.failed is not None and total.failed[1].checker == "ownership"
     assert total.seeds < 10_000
 

@@ -1,6 +1,5 @@
 """A failure is shrunk to what still fails the same way, kept in a file, and replayed."""
 
-import logging
 from pathlib import Path
 
 import pytest
@@ -9,11 +8,6 @@ from sekisho.sim.generate import generate
 from sekisho.sim.run import run
 from sekisho.sim.scenario import Failure, Scenario
 from sekisho.sim.shrink import TraceError, _minimal, load, save, shrink, size_of
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> None:
-    logging.getLogger("sekisho.fleet").setLevel(logging.CRITICAL)
 
 
 def failing() -> tuple[Scenario, Failure]:

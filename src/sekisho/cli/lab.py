@@ -3,13 +3,14 @@
 import os
 import secrets
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from sekisho.cli.progress import clear, progress
 
 if TYPE_CHECKING:
     from sekisho.lab.incident import Lab
@@ -30,9 +31,6 @@ Json = Annotated[
 Report = Annotated[
     Path | None, typer.Option("--report", help="Write one self-contained page to this file.")
 ]
-
-
-_QUIET_S = 10.0  # between two lines of progress where nobody watches a terminal
 
 
 @app.command()
@@ -64,7 +62,7 @@ def incident(
         from sekisho.lab.matrix import disagreements, run_trials
         from sekisho.lab.show import incident_lines, new_report, trials_line
 
-        shown, cell = run_trials(lab, engine, trials, _progress())
+        shown, cell = run_trials(lab, engine, trials, progress())
         _print([*incident_lines(shown), "", trials_line(cell, lab.seed)])
         _write(new_report(shown, trials=cell), json, report)
         _judge(disagreements(cell))
@@ -85,7 +83,7 @@ def matrix(
         from sekisho.lab.switches import switches
 
         shown = lab.play(0, switches())
-        found = run_matrix(lab, trials, _progress())
+        found = run_matrix(lab, trials, progress())
         _print(matrix_lines(found))
         _write(new_report(shown, found), json, report)
         cells = [*found.combinations, *found.single_defences]
@@ -110,7 +108,7 @@ def erase(
         from sekisho.lab.machine import load_lab_model
         from sekisho.lab.show import erase_lines, new_report
 
-        found = run_erase(load_lab_model(), rounds, seed or 0, _progress())
+        found = run_erase(load_lab_model(), rounds, seed or 0, progress())
         _print(erase_lines(found))
         _write(new_report(erase=found), json, report)
 
@@ -142,24 +140,8 @@ def _lab(seed: int | None) -> Iterator["Lab"]:
             lab.machine.close()
 
 
-def _progress() -> Callable[[str], None]:
-    """A line on stderr: rewritten in place on a terminal, else now and then."""
-    last = time.monotonic()
-
-    def say(line: str) -> None:
-        nonlocal last
-        if sys.stderr.isatty():
-            print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
-        elif time.monotonic() - last >= _QUIET_S:
-            last = time.monotonic()
-            print(line, file=sys.stderr, flush=True)
-
-    return say
-
-
 def _print(lines: list[str]) -> None:
-    if sys.stderr.isatty():
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+    clear()
     print("\n".join(lines), flush=True)
 
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sekisho.cli.progress import clear, progress
+
 if TYPE_CHECKING:
     from sekisho.sim.campaign import Plan, Tally
     from sekisho.sim.known_answers import Known
@@ -55,15 +57,16 @@ def sim(
     print(f"seeds from {first}, {len(plan.faults)} fault(s) to draw from", flush=True)
     began = time.monotonic()
     numbers = itertools.count(first) if count is None else iter(range(first, first + count))
-    total = c.Tally()
-    show = _Progress(began, count)
+    total, say = c.Tally(), progress(_TOLD_EVERY_S)
+    of = "" if count is None else f" of {count}"
     try:
         c.campaign(
             plan,
             numbers,
+            total,
             until=None if minutes is None else began + 60 * minutes,
             cores=c.core_count(),
-            progress=lambda tally: show(tally, total),
+            progress=lambda: say(_line(total, of, time.monotonic() - began)),
         )
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
@@ -150,34 +153,19 @@ def _named(text: str, option: str) -> tuple[str, ...]:
     return names
 
 
-class _Progress:
-    """One line on stderr: overwritten on a terminal, now and then elsewhere."""
-
-    def __init__(self, began: float, count: int | None) -> None:
-        self._began = began
-        self._of = "" if count is None else f" of {count}"
-        self._told = began
-
-    def __call__(self, tally: "Tally", total: "Tally") -> None:
-        total.__dict__.update(tally.__dict__)
-        now, tty = time.monotonic(), sys.stderr.isatty()
-        if not tty and now - self._told < _TOLD_EVERY_S:
-            return
-        self._told = now
-        speed = tally.handoffs / max(tally.core_seconds, 1e-9)
-        line = (
-            f"{tally.seeds}{self._of} seeds, {tally.handoffs} hand-offs, {speed:.0f} a second and "
-            f"core, {len(tally.fired)} faults fired, {now - self._began:.0f} s"
-        )
-        print(f"\r{line}", end="" if tty else "\n", file=sys.stderr, flush=True)
+def _line(tally: "Tally", of: str, seconds: float) -> str:
+    speed = tally.handoffs / max(tally.core_seconds, 1e-9)
+    return (
+        f"{tally.seeds}{of} seeds, {tally.handoffs} hand-offs, {speed:.0f} a second and core, "
+        f"{len(tally.fired)} faults fired, {seconds:.0f} s"
+    )
 
 
 def _report(plan: "Plan", total: "Tally", seconds: float, summary: Path | None) -> list[str]:
     """Print the table; return the faults that never fired."""
     from sekisho.sim.tables import campaign_table
 
-    if sys.stderr.isatty():
-        print(file=sys.stderr)
+    clear()
     print("\n".join(campaign_table(total, plan.faults)))
     silent = [name for name in plan.faults if not total.fired[name]]
     per_hour = total.seeds / max(seconds, 1e-9) * 3600

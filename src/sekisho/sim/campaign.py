@@ -52,22 +52,22 @@ class Plan:
 def campaign(
     plan: Plan,
     seeds: Iterator[int],
+    total: Tally,
     *,
     until: float | None,
     cores: int,
-    progress: Callable[[Tally], None],
-) -> Tally:
-    """Run ``seeds`` in chunks; stop at the first failure or, if given, at ``until`` (of
-    `time.monotonic`). Chunks under way are finished."""
-    total = Tally()
+    progress: Callable[[], None],
+) -> None:
+    """Run ``seeds`` in chunks and add them to ``total``, which an interrupt leaves as it is then;
+    stop at the first failure or, if given, at ``until`` (of `time.monotonic`). Chunks under way
+    are finished."""
     with multiprocessing.get_context("spawn").Pool(cores, _quiet) as pool:
         for part in pool.imap_unordered(_chunk, _chunks(plan, seeds, until, total)):
             total.add(part)
-            progress(total)
+            progress()
             if total.failed is not None:
                 pool.terminate()
                 break
-    return total
 
 
 def core_count() -> int:

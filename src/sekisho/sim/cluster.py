@@ -107,7 +107,7 @@ class Cluster:
         self.memories[name] = memory
         incarnation = defences.incarnation(self._scenario, slot, generation)
         process = build(self, name, shape, memory, self._scenario.seed, incarnation)
-        defences.remove(self._scenario.without, process, self)
+        defences.remove(self._scenario.without, process)
         self.processes[name] = process
         ready = Ready(process.pages.tokens_max, name, "simulated", "stand-in", True, [])
         self._network.send(name, _GATEWAY, lambda: self.roster.joined(name, ready))
@@ -224,9 +224,7 @@ class Cluster:
 
     def _may_halt(self, error: Exception) -> bool:
         """A bug was injected into the node itself, and it stopped instead of going on."""
-        return (self.forgetful and isinstance(error, LocalOwnershipError)) or isinstance(
-            error, IndexError
-        )
+        return bool(self.forgetful) and isinstance(error, LocalOwnershipError)
 
     def _drain(self, process: Process) -> None:
         """Everything that the node says goes on its way."""
@@ -283,9 +281,7 @@ class Cluster:
     def wrong(self, process: Process, request: int, pages: list[int]) -> None:
         self.judges.read(process, request, pages)
 
-    def granted(
-        self, process: Process, table: BlockTable, scope: str, pages: Sequence[int]
-    ) -> None:
+    def granted(self, process: Process, table: BlockTable, pages: Sequence[int]) -> None:
         self.judges.granted(process, table, pages)
 
     def released(self, process: Process, table: BlockTable) -> None:

@@ -9,7 +9,7 @@ pages (the step check catches the next foreign write too).
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sekisho.core.errors import Evidence
 from sekisho.core.handoff import (
@@ -28,9 +28,6 @@ from sekisho.core.table import BlockTable
 from sekisho.sim.process import Process
 from sekisho.sim.scenario import Scenario
 
-if TYPE_CHECKING:
-    from sekisho.sim.cluster import Cluster
-
 Found = dict[int, tuple[Evidence, ...]]
 _NO_LIMIT = 10**9
 _IMPATIENT_S = 0.2
@@ -48,7 +45,7 @@ class Defence:
     take_away: Callable[[Process], None]
 
 
-def remove(names: Sequence[str], process: Process, cluster: "Cluster") -> None:
+def remove(names: Sequence[str], process: Process) -> None:
     """Take the named defences away from a process that was just built."""
     for name in names:
         DEFENCES[name].take_away(process)

@@ -31,9 +31,7 @@ class Host(Protocol):
 
     def tamper(self, process: "Process", batch: Batch) -> None: ...
     def wrong(self, process: "Process", request: int, pages: list[int]) -> None: ...
-    def granted(
-        self, process: "Process", table: BlockTable, scope: str, pages: Many[int]
-    ) -> None: ...
+    def granted(self, process: "Process", table: BlockTable, pages: Many[int]) -> None: ...
     def released(self, process: "Process", table: BlockTable) -> None: ...
     def preempted(self, request: int) -> None: ...
     def committed(self, process: "Process", table: BlockTable) -> None: ...
@@ -93,10 +91,9 @@ def build(
     process = Process(host, name, memory, seed, incarnation)
     pages = process.pages = WatchedPages(
         PageMemory(memory.region, LAYOUT, memory.page_count),
-        process.pool,
         POLICIES[shape.isolation],
-        _Watch(host, process),
-        host.tenants,
+        host,
+        process,
     )
     runner = SimRunner(
         memory.region,
@@ -164,23 +161,3 @@ def _prefill(
         queue_max=shape.queue_max,
         wait_max=shape.wait_max,
     )
-
-
-class _Watch:
-    """Tells the host which process it was."""
-
-    def __init__(self, host: Host, process: Process) -> None:
-        self._host = host
-        self._process = process
-
-    def granted(self, table: BlockTable, scope: str, pages: Many[int]) -> None:
-        self._host.granted(self._process, table, scope, pages)
-
-    def released(self, table: BlockTable) -> None:
-        self._host.released(self._process, table)
-
-    def sealing(self, table: BlockTable) -> None:
-        self._host.sealing(self._process, table)
-
-    def key_scope(self, scope: str) -> str:
-        return self._host.key_scope(self._process, scope)
