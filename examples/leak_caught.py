@@ -11,28 +11,16 @@ model, scheduler, both nodes, hand-off, transport.
 import secrets
 import sys
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-
 from sekisho.core.memory import PageMemory
-from sekisho.core.page import PageLayout
 from sekisho.core.pool import Pool
-from sekisho.engine.batch import Runner
-from sekisho.engine.demo import ensure_demo_model
-from sekisho.engine.kernels.build import KernelUnavailable
-from sekisho.engine.native import NativeRunner
-from sekisho.engine.output import Delta, Ended
+from sekisho.engine.output import Delta
 from sekisho.engine.pages import PageManager
 from sekisho.engine.params import SamplingParams
 from sekisho.engine.policy import POLICIES, Policy
-from sekisho.engine.reference import ReferenceRunner
 from sekisho.engine.scheduler import Scheduler
-from sekisho.engine.spec import load_spec
-from sekisho.engine.tokenizer import load_tokenizer
-from sekisho.engine.weights import load_weights
+from sekisho.lab.machine import LabModel, load_lab_model
+from sekisho.lab.pair import NodePair
 from sekisho.node.decode import DecodeNode
-from sekisho.node.messages import Condemned, Distrust, Generate, Join
 from sekisho.node.prefill import PrefillNode
 from sekisho.transport import MemoryTransport
 from sekisho.transport.faulty import Fault, FaultPlan, FaultyTransport
@@ -50,25 +38,25 @@ ANSWER_TOKENS = 40
 class Machine:
     """A prefill and a decode node in one process; the second hand-off is the faulty one."""
 
-    def __init__(self, policy: Policy) -> None:
-        folder = ensure_demo_model()
-        self._spec = load_spec(folder)
-        self._weights = load_weights(folder, self._spec, torch.bfloat16)
-        self._tokenizer = load_tokenizer(folder)
-        spec = self._spec
-        self._layout = PageLayout(
-            16, spec.layer_count, spec.kv_head_count, spec.head_size, 2, "demo"
-        )
-        asked_a = len(self._tokenizer.encode_chat([{"role": "user", "content": ASK_A}]))
+    def __init__(self, model: LabModel, policy: Policy) -> None:
+        self._model = model
+        layout, tokenizer = model.layout, model.tokenizer
+        asked_a = len(tokenizer.encode_chat([{"role": "user", "content": ASK_A}]))
         # So many pages as A needs: B is given the very pages that A has left.
-        page_count = self._layout.pages_for(asked_a + ANSWER_TOKENS)
-        target = MemoryTransport(self._layout.page_bytes, page_count)
+        page_count = layout.pages_for(asked_a + ANSWER_TOKENS)
+        target = MemoryTransport(layout.page_bytes, page_count)
         plan = FaultPlan(at={1: Fault.LIE})
-        source = FaultyTransport(MemoryTransport(self._layout.page_bytes, page_count), plan)
-        decode_pages, decode_runner = self._parts(target.region, page_count, policy)
-        prefill_pages, prefill_runner = self._parts(source.region, page_count, policy)
+        source = FaultyTransport(MemoryTransport(layout.page_bytes, page_count), plan)
+        decode_pages, prefill_pages = (
+            PageManager(
+                PageMemory(transport.region, layout, page_count),
+                Pool(page_count, secrets.randbits(63) + 1),
+                policy,
+            )
+            for transport in (target, source)
+        )
         scheduler = Scheduler(
-            decode_runner,
+            model.runner(target.region, page_count),
             decode_pages,
             tokens_max=decode_pages.tokens_max,
             batch_max=4,
@@ -76,15 +64,11 @@ class Machine:
             queue_max=4,
             local_prefill=False,
         )
-        self._decode = DecodeNode(
-            scheduler,
-            decode_pages,
-            self._tokenizer,
-            vocab_size=spec.vocab_size,
-            wait_max=60.0,
+        decode = DecodeNode(
+            scheduler, decode_pages, tokenizer, vocab_size=model.spec.vocab_size, wait_max=60.0
         )
-        self._prefill = PrefillNode(
-            prefill_runner,
+        prefill = PrefillNode(
+            model.runner(source.region, page_count),
             prefill_pages,
             source,
             tokens_max=prefill_pages.tokens_max,
@@ -92,60 +76,39 @@ class Machine:
             queue_max=4,
             wait_max=60.0,
         )
-        self._decode.prefill_up("prefill")
-        self._prefill.receive("decode", Join(target.endpoint(), self._layout.fingerprint), 0.0)
+        self._pair = NodePair(decode, prefill, target, layout)
         self._requests = 0
 
     def ask(self, tenant: str, content: str) -> tuple[str, str]:
         """The answer and the outcome of one chat request."""
         self._requests += 1
-        tokens = self._tokenizer.encode_chat([{"role": "user", "content": content}])
+        tokens = self._model.tokenizer.encode_chat([{"role": "user", "content": content}])
         params = SamplingParams(
-            max_tokens=ANSWER_TOKENS, temperature=0.0, stop_token_ids=self._spec.eos_token_ids
+            max_tokens=ANSWER_TOKENS,
+            temperature=0.0,
+            stop_token_ids=self._model.spec.eos_token_ids,
         )
-        request = Generate(self._requests, tenant, tokens, params, "prefill")
-        self._decode.generate(request, 0.0)
-        text = ""
-        while True:
-            for event in self._step():
-                if isinstance(event, Delta):
-                    text += event.text
-                elif isinstance(event, Ended):
-                    return text, f"{event.code}  {event.message}"
-
-    def _step(self) -> list[Delta | Ended | Distrust | Condemned]:
-        self._decode.step(0.0)
-        for _, offer in self._decode.to_prefill:
-            self._prefill.receive("decode", offer, 0.0)
-        self._decode.to_prefill.clear()
-        self._prefill.step(0.0)
-        for _, answer in self._prefill.outbox:
-            self._decode.answer("prefill", answer)
-        self._prefill.outbox.clear()
-        for evidence in self._decode.violations:
+        self._pair.generate(self._requests, tenant, tokens, params)
+        text = outcome = ""
+        for event in self._pair.events():
+            if isinstance(event, Delta):
+                text += event.text
+            else:
+                outcome = f"{event.code}  {event.message}"
+        for evidence in self._pair.evidence:
             print(f"  evidence  {evidence}")
-        self._decode.violations.clear()
-        return self._decode.to_gateway()
-
-    def _parts(
-        self, region: NDArray[np.uint8], page_count: int, policy: Policy
-    ) -> tuple[PageManager, Runner]:
-        memory = PageMemory(region, self._layout, page_count)
-        pages = PageManager(memory, Pool(page_count, secrets.randbits(63) + 1), policy)
-        model = (self._spec, self._weights, region, self._layout, page_count)
-        try:
-            return pages, NativeRunner(*model, threads=2)
-        except KernelUnavailable:
-            return pages, ReferenceRunner(*model)
+        self._pair.evidence.clear()
+        return text, outcome
 
 
 def main() -> int:
     """0 if the leak shows without the checks and is caught with them."""
     leaked = {}
     # Without prefix reuse A's pages return to the pool at once, in both runs.
+    model = load_lab_model()
     for name in ("off", "standard"):
         print(f"\nisolation = {name}")
-        machine = Machine(POLICIES[name]._replace(reuse=False))
+        machine = Machine(model, POLICIES[name]._replace(reuse=False))
         for tenant, content in (("tenant-a", ASK_A), ("tenant-b", ASK_B)):
             text, outcome = machine.ask(tenant, content)
             marked = text.replace(CODE, f">>>{CODE}<<<") if tenant == "tenant-b" else text

@@ -6,7 +6,8 @@ from lab_kit import stand_in_model
 from sekisho.core.memory import PageMemory
 from sekisho.core.pool import Pool
 from sekisho.engine.policy import POLICIES
-from sekisho.lab.erase import WAYS, _ErasingPages, run_erase
+from sekisho.lab.erase import WAYS, run_erase
+from sekisho.lab.erasing import ErasingPages
 from sekisho.lab.show import erase_lines
 from stand_in import LAYOUT
 
@@ -35,7 +36,7 @@ def test_the_ways_are_what_they_say() -> None:
 def test_an_erasing_pool_zeroes_what_it_grants() -> None:
     region = np.full(2 * LAYOUT.page_bytes, 7, np.uint8)
     memory = PageMemory(region, LAYOUT, 2)
-    pages = _ErasingPages(memory, Pool(2, 1), POLICIES["off"])
+    pages = ErasingPages(memory, Pool(2, 1), POLICIES["off"])
     table = pages.reserve(1, "t", pages.text("t", list(range(16))), remote=True)
     assert table is not None
     assert not memory.payload(0).any() and memory.payload(1).all()

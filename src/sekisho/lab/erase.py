@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 
 from sekisho.core.memory import PageMemory
 from sekisho.core.page import PageLayout
-from sekisho.core.pool import Pages, Pool
-from sekisho.core.table import BlockTable
+from sekisho.core.pool import Pool
 from sekisho.engine.batch import Batch, Runner
 from sekisho.engine.output import Ended
-from sekisho.engine.pages import PageManager, Text
+from sekisho.engine.pages import PageManager
 from sekisho.engine.params import SamplingParams
 from sekisho.engine.policy import POLICIES, Policy
 from sekisho.engine.scheduler import Scheduler
+from sekisho.lab.erasing import ErasingPages
 from sekisho.lab.machine import LabModel
 from sekisho.lab.pair import NodePair
 from sekisho.lab.results import ErasePrice
@@ -61,26 +61,6 @@ WAYS: dict[str, _Way] = {
     ),
     "erase-on-reuse": _Way(_OFF, True, "every page is zeroed when it is granted"),
 }
-
-
-class _ErasingPages(PageManager):
-    """Zeroes what it grants."""
-
-    def reserve(self, request: int, scope: str, text: Text, remote: bool) -> BlockTable | None:
-        table = super().reserve(request, scope, text, remote)
-        if table is not None:
-            self._zero(table.pages[table.shared :])
-        return table
-
-    def grow(self, table: BlockTable) -> bool:
-        grown = super().grow(table)
-        if grown:
-            self._zero(table.pages[-1:])
-        return grown
-
-    def _zero(self, pages: Pages) -> None:
-        for page in pages.tolist():
-            self.memory.payload(page)[:] = 0
 
 
 class _NothingComputed:
@@ -135,7 +115,7 @@ class _Bench:
 
     def _pair(self, way: _Way) -> NodePair:
         model, layout = self._model, self._model.layout
-        kind = _ErasingPages if way.erases else PageManager
+        kind = ErasingPages if way.erases else PageManager
         decode_pages, prefill_pages = (
             kind(
                 PageMemory(transport.region, layout, self._page_count),

@@ -20,10 +20,7 @@ from sekisho.core.page import PageLayout
 from sekisho.core.pool import Pool
 from sekisho.engine.batch import Runner
 from sekisho.engine.demo import NAME, ensure_demo_model
-from sekisho.engine.kernels.build import KernelUnavailable
-from sekisho.engine.native import NativeRunner
 from sekisho.engine.output import Delta, Ended
-from sekisho.engine.reference import ReferenceRunner
 from sekisho.engine.spec import ModelSpec, load_spec
 from sekisho.engine.tokenizer import Tokenizer, load_tokenizer
 from sekisho.engine.weights import ModelWeights, load_weights
@@ -42,7 +39,7 @@ from sekisho.lab.unsafe import (
     UnsafePrefill,
     lab_policy,
 )
-from sekisho.node.build import model_fingerprint
+from sekisho.node.build import make_runner, model_fingerprint
 from sekisho.node.messages import Ready
 from sekisho.transport import MemoryTransport
 
@@ -66,10 +63,8 @@ class LabModel(NamedTuple):
     def runner(self, region: NDArray[np.uint8], page_count: int) -> Runner:
         """The native kernels, or plain torch where they cannot run."""
         parts = (self.spec, self.weights, region, self.layout, page_count)
-        try:
-            return NativeRunner(*parts, threads=_THREADS)
-        except KernelUnavailable:
-            return ReferenceRunner(*parts)
+        runner, _ = make_runner(*parts, device="cpu", threads=_THREADS)
+        return runner
 
 
 def load_lab_model() -> LabModel:

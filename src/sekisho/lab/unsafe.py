@@ -23,11 +23,12 @@ from sekisho.core.page import PageLayout, payload_digest
 from sekisho.core.pool import Pages, Pool
 from sekisho.core.table import BlockTable
 from sekisho.engine.batch import Runner
-from sekisho.engine.pages import PageManager, Text
+from sekisho.engine.pages import Text
 from sekisho.engine.policy import POLICIES, Policy
 from sekisho.engine.scheduler import Scheduler
 from sekisho.engine.sequence import Sequence
 from sekisho.engine.tokenizer import Tokenizer
+from sekisho.lab.erasing import ErasingPages, zero
 from sekisho.lab.results import PageView
 from sekisho.lab.switches import Switches
 from sekisho.node.decode import DecodeNode
@@ -68,15 +69,10 @@ class LabMemory(PageMemory):
 
     def scrub(self, pages: Pages) -> None:
         super().blank(pages)
-        self.zero(pages)
-
-    def zero(self, pages: Pages) -> None:
-        """Erase the payloads of ``pages``."""
-        for page in pages:
-            self.payload(int(page))[:] = 0
+        zero(self, pages)
 
 
-class LabPages(PageManager):
+class LabPages(ErasingPages):
     """Pages of an engine with ``switches``, and a record of whose bytes lie in them.
 
     ``before`` and ``after`` are, by request, the views of a table that another node fills: as
@@ -94,23 +90,16 @@ class LabPages(PageManager):
             raise LabError("the lab's engine is unsafe on purpose and never serves tenants")
         super().__init__(memory, pool, policy)
         self.switches = switches
+        self.erases = switches.erases
         self.before: dict[int, list[PageView]] = {}
         self.after: dict[int, list[PageView]] = {}
         self.left: dict[int, tuple[str, bytes]] = {}
 
     def reserve(self, request: int, scope: str, text: Text, remote: bool) -> BlockTable | None:
         table = super().reserve(request, scope, text, remote)
-        if table is not None and self.switches.erases:
-            self.memory.zero(table.pages)
         if table is not None and remote:
             self.before[request] = self._view(table)
         return table
-
-    def grow(self, table: BlockTable) -> bool:
-        grown = super().grow(table)
-        if grown and self.switches.erases:
-            self.memory.zero(table.pages[-1:])
-        return grown
 
     def verify(
         self, tables: Many[BlockTable], read: Many[Pages] | None = None

@@ -112,7 +112,17 @@ def build_parts(config: NodeConfig, progress: Progress) -> Parts:
         transport, region = created.transport, created.transport.region
         if created.fallback_reason:
             notes.append(f"memory transport instead of Mooncake: {created.fallback_reason}")
-    runner = _runner(config, spec, weights, region, layout, page_count, notes)
+    runner, reason = make_runner(
+        spec,
+        weights,
+        region,
+        layout,
+        page_count,
+        device=config.device,
+        threads=config.threads,
+    )
+    if reason:
+        notes.append(f"plain torch instead of the native kernels: {reason}")
     pool = Pool(page_count, secrets.randbits(63) + 1)
     memory = PageMemory(region, layout, page_count)
     pages = PageManager(memory, pool, POLICIES[config.isolation])
@@ -154,19 +164,22 @@ def _private_region(size: int) -> NDArray[np.uint8]:
     return np.frombuffer(region, np.uint8)
 
 
-def _runner(
-    config: NodeConfig,
+def make_runner(
     spec: ModelSpec,
     weights: ModelWeights,
     region: NDArray[np.uint8],
     layout: PageLayout,
     page_count: int,
-    notes: list[str],
-) -> Runner:
-    if config.device == "cpu":
+    *,
+    device: str,
+    threads: int,
+) -> tuple[Runner, str]:
+    """The native kernels, or plain torch where they cannot run; and then the reason."""
+    reason = ""
+    if device == "cpu":
         try:
-            return NativeRunner(spec, weights, region, layout, page_count, config.threads)
+            return NativeRunner(spec, weights, region, layout, page_count, threads), ""
         except KernelUnavailable as error:
-            notes.append(f"plain torch instead of the native kernels: {error}")
-    torch.set_num_threads(config.threads)
-    return ReferenceRunner(spec, weights, region, layout, page_count, config.device)
+            reason = str(error)
+    torch.set_num_threads(threads)
+    return ReferenceRunner(spec, weights, region, layout, page_count, device), reason
