@@ -78,18 +78,24 @@ def alone(faulty: Faulty) -> list[Answer]:
     return asyncio.run(ask())
 
 
-async def ask_among_neighbours(
-    faulty: Faulty, fault: str, alone: list[Answer], client: Client
-) -> Answer:
-    """The answer to the prompt whose transfer suffers ``fault``; late writes land while its
-    neighbours still decode. These must not notice."""
+async def begin_neighbours(client: Client) -> list[asyncio.Task[Answer]]:
+    """The neighbours' requests, once each of them has its first text."""
     begun = [asyncio.Event() for _ in NEIGHBOURS]
-    others = [
+    tasks = [
         asyncio.create_task(client.ask(prompt, begins(event), **NEIGHBOUR))
         for prompt, event in zip(NEIGHBOURS, begun, strict=True)
     ]
     for event in begun:
         await event.wait()
+    return tasks
+
+
+async def ask_among_neighbours(
+    faulty: Faulty, fault: str, alone: list[Answer], client: Client
+) -> Answer:
+    """The answer to the prompt whose transfer suffers ``fault``; late writes land while its
+    neighbours still decode. These must not notice."""
+    others = await begin_neighbours(client)
     faulty.next(fault)
     answer = await client.ask(VICTIM)
     faulty.release()
@@ -171,13 +177,7 @@ def test_a_transfer_that_is_duplicated_into_pages_that_have_grown(
             )
             await begun.wait()
             # They run already: a node whose page was hit takes nothing new.
-            started = [asyncio.Event() for _ in NEIGHBOURS]
-            others = [
-                asyncio.create_task(client.ask(prompt, begins(event), **NEIGHBOUR))
-                for prompt, event in zip(NEIGHBOURS, started, strict=True)
-            ]
-            for event in started:
-                await event.wait()
+            others = await begin_neighbours(client)
             faulty.release()
             for other, expected in zip(others, alone, strict=True):
                 assert (await other).content == expected.content

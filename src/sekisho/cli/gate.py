@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 if TYPE_CHECKING:
-    from sekisho.gate.model import Engine, Result, Role
+    from sekisho.gate.model import Claim, Engine, Result, Role
     from sekisho.gate.run import Plan, Target
 
 
@@ -164,7 +164,7 @@ def check(
     try:
         keys = _keys(key_env, key_file)
         targets = _targets(kinds, engine, metrics_file, role, model, keys)
-        claimed = _Claimed(model, advertised, output_tokens, prompt, config)
+        claimed = _claims(model, advertised, output_tokens, prompt, config)
         plan = _plan(catalogue, targets, claimed, margin, margin_is_required, timeout)
         code = _run(plan, output_format.value, output, watch, watch_host, watch_port)
     except GateError as error:
@@ -173,28 +173,27 @@ def check(
     raise typer.Exit(code)
 
 
-class _Claimed:
+def _claims(
+    model: str, window: int | None, output: int, prompt: int, config: Path | None
+) -> "list[Claim]":
     """The claims of the command line."""
+    from sekisho.gate.claims import checked_claim, config_claim
+    from sekisho.gate.model import ClaimError
 
-    def __init__(
-        self, model: str, window: int | None, output: int, prompt: int, config: Path | None
-    ) -> None:
-        from sekisho.gate.claims import checked_claim, config_claim
-        from sekisho.gate.model import Claim, ClaimError
-
-        if window is None and (output or prompt):
-            raise ClaimError("--output-tokens and --prompt need --advertised")
-        self.found: list[Claim] = []
-        if window is not None:
-            self.found.append(checked_claim(model, window, output, prompt, "--advertised"))
-        if config is not None:
-            self.found.append(config_claim(model, config))
+    if window is None and (output or prompt):
+        raise ClaimError("--output-tokens and --prompt need --advertised")
+    found: list[Claim] = []
+    if window is not None:
+        found.append(checked_claim(model, window, output, prompt, "--advertised"))
+    if config is not None:
+        found.append(config_claim(model, config))
+    return found
 
 
 def _plan(
     catalogue: Path | None,
     targets: "list[Target]",
-    claimed: _Claimed,
+    claimed: "list[Claim]",
     margin: float | None,
     margin_is_required: bool,
     timeout: float,
@@ -203,7 +202,6 @@ def _plan(
     import dataclasses
 
     from sekisho.gate.model import ClaimError
-    from sekisho.gate.policy import MARGIN
     from sekisho.gate.run import Plan, plan_of
 
     if catalogue is None and not targets:
@@ -212,8 +210,8 @@ def _plan(
     return dataclasses.replace(
         base,
         targets=[*base.targets, *targets],
-        everywhere=claimed.found,
-        margin=margin if margin is not None else base.margin if catalogue else MARGIN,
+        everywhere=claimed,
+        margin=base.margin if margin is None else margin,
         margin_is_required=margin_is_required or base.margin_is_required,
         timeout_s=timeout,
     )
