@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import msgspec
 import pytest
@@ -103,6 +104,26 @@ def test_a_campaign_ends_at_the_first_failure() -> None:
     campaign(plan, iter(range(10_000)), total, until=None, cores=2, progress=lambda: None)
     assert total.failed is not None and total.failed[1].checker == "ownership"
     assert total.seeds < 10_000
+
+
+def test_a_campaign_takes_no_seed_long_before_it_is_run() -> None:
+    """So that the time that it may take is kept to some chunks."""
+    taken = 0
+
+    def seeds() -> Iterator[int]:
+        nonlocal taken
+        while True:
+            taken += 1
+            yield taken
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    total = Tally()
+    with pytest.raises(KeyboardInterrupt):
+        campaign(Plan(()), seeds(), total, until=None, cores=2, progress=stop)
+    assert total.seeds == 20
+    assert taken <= 6 * 20
 
 
 def test_every_fault_names_a_report_a_seam_and_a_defence() -> None:

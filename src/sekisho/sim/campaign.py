@@ -1,19 +1,22 @@
 """Many seeds on all cores, until one fails, the seeds are through, or the time is."""
 
+import itertools
 import logging
 import multiprocessing
 import os
 import signal
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.pool import AsyncResult
 
 from sekisho.sim.generate import generate
 from sekisho.sim.run import run
 from sekisho.sim.scenario import Failure
 
 _CHUNK = 20
+_AHEAD = 2  # chunks a core
 
 
 @dataclass
@@ -60,14 +63,24 @@ def campaign(
 ) -> None:
     """Run ``seeds`` in chunks and add them to ``total``, which an interrupt leaves as it is then;
     stop at the first failure or, if given, at ``until`` (of `time.monotonic`). Chunks under way
-    are finished."""
+    are finished, and only a few are: a pool's own ``imap`` would take seeds far ahead of the clock.
+    """
+    pending: deque[AsyncResult[Tally]] = deque()
+
+    def take() -> None:
+        total.add(pending.popleft().get())
+        progress()
+
     with multiprocessing.get_context("spawn").Pool(cores, _quiet) as pool:
-        for part in pool.imap_unordered(_chunk, _chunks(plan, seeds, until, total)):
-            total.add(part)
-            progress()
-            if total.failed is not None:
-                pool.terminate()
+        while total.failed is None and (until is None or time.monotonic() < until):
+            chunk = list(itertools.islice(seeds, _CHUNK))
+            if not chunk:
                 break
+            pending.append(pool.apply_async(run_seeds, (plan, chunk)))
+            if len(pending) > _AHEAD * cores:
+                take()
+        while pending and total.failed is None:
+            take()
 
 
 def core_count() -> int:
@@ -92,21 +105,6 @@ def run_seeds(plan: Plan, seeds: Sequence[int]) -> Tally:
     return tally
 
 
-def _chunks(
-    plan: Plan, seeds: Iterator[int], until: float | None, total: Tally
-) -> Iterator[tuple[Plan, list[int]]]:
-    while total.failed is None and (until is None or time.monotonic() < until):
-        chunk = [seed for _, seed in zip(range(_CHUNK), seeds, strict=False)]
-        if not chunk:
-            return
-        yield plan, chunk
-
-
 def _quiet() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is told, and ends its workers
     logging.disable(logging.CRITICAL)  # the roster logs each injected death
-
-
-def _chunk(task: tuple[Plan, list[int]]) -> Tally:
-    plan, seeds = task
-    return run_seeds(plan, seeds)
