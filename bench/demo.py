@@ -14,9 +14,10 @@ import torch
 from bench.report import BenchError
 from sekisho.config import Settings
 from sekisho.core.errors import Evidence
+from sekisho.core.ledger import Pages
 from sekisho.core.memory import PageMemory
 from sekisho.core.page import PageLayout
-from sekisho.core.pool import Pages, Pool
+from sekisho.core.pool import Pool
 from sekisho.core.table import BlockTable
 from sekisho.engine.demo import ensure_demo_model
 from sekisho.engine.kernels.build import KernelUnavailable

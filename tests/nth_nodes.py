@@ -15,8 +15,9 @@ import numpy as np
 
 from node_kit import TOKENIZER, Pair, prompt, scheduler
 from nth_kit import Nth
+from sekisho.core.ledger import State
 from sekisho.core.memory import PageMemory
-from sekisho.core.pool import Pool, State
+from sekisho.core.pool import Pool
 from sekisho.engine.output import Delta, Ended
 from sekisho.engine.pages import PageManager
 from sekisho.engine.sequence import Phase

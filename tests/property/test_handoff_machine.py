@@ -33,9 +33,10 @@ from sekisho.core.handoff import (
     TakeHandoff,
     Writer,
 )
+from sekisho.core.ledger import State
 from sekisho.core.memory import PageMemory
 from sekisho.core.page import PageLayout, chain, chain_root
-from sekisho.core.pool import Pool, State
+from sekisho.core.pool import Pool
 from sekisho.core.table import BlockTable, verify
 
 SIZE = 16

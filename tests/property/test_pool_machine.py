@@ -18,9 +18,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from sekisho.core.errors import LocalOwnershipError
 from sekisho.core.lease import Lease
+from sekisho.core.ledger import Pages, State
 from sekisho.core.memory import PageMemory
 from sekisho.core.page import PageLayout, chain, chain_root
-from sekisho.core.pool import Pages, Pool, State
+from sekisho.core.pool import Pool
 from sekisho.core.prefix import PrefixCache
 from sekisho.core.table import BlockTable, verify
 

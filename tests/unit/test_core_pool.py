@@ -10,7 +10,8 @@ import pytest
 
 from sekisho.core.errors import LocalOwnershipError
 from sekisho.core.lease import Lease
-from sekisho.core.pool import PAGE_TRANSITIONS, PageEvent, Pages, Pool, State
+from sekisho.core.ledger import PAGE_TRANSITIONS, PageEvent, Pages, State
+from sekisho.core.pool import Pool
 
 
 def everything(pool: Pool) -> dict[str, Any]:

@@ -7,8 +7,9 @@ import pytest
 
 from sekisho.core.errors import LocalOwnershipError
 from sekisho.core.lease import Lease
+from sekisho.core.ledger import Pages, State
 from sekisho.core.page import chain, chain_root
-from sekisho.core.pool import Pages, Pool, State
+from sekisho.core.pool import Pool
 from sekisho.core.prefix import PrefixCache
 
 Serials = np.ndarray[Any, np.dtype[np.uint64]]

@@ -18,7 +18,7 @@ from sekisho.core.handoff import (
     Take,
     Writer,
 )
-from sekisho.core.pool import PAGE_TRANSITIONS, State
+from sekisho.core.ledger import PAGE_TRANSITIONS, State
 
 PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
 LINES_MAX = 120

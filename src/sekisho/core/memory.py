@@ -4,8 +4,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sekisho.core.errors import check
+from sekisho.core.ledger import Pages
 from sekisho.core.page import HEADER_SIZE, MAGIC, PageLayout, payload_digest
-from sekisho.core.pool import Pages
 
 WORDS = HEADER_SIZE // 8
 """A header as eight u64: magic and layout | incarnation | serial | ordinal and filled | token
@@ -43,30 +43,45 @@ def make_headers(
     return words
 
 
-class PageMemory:
-    """A page-major buffer, uint8 [page_count * page_bytes], seen as headers and payloads."""
+class Headers:
+    """Headers of ``page_count`` pages in a buffer, one every ``stride`` bytes, the first at 0.
 
-    def __init__(self, buffer: NDArray[np.uint8], layout: PageLayout, page_count: int) -> None:
-        check(buffer.nbytes >= page_count * layout.page_bytes, "buffer is smaller than its pages")
+    Inside another engine they are a side-car of their own, ``stride`` 64; in our pages each
+    stands before its payload (`PageMemory`).
+
+    Attributes:
+        words: the headers, u64 [page_count, 8], a view of the buffer.
+    """
+
+    def __init__(
+        self, buffer: NDArray[np.uint8], layout: PageLayout, page_count: int, stride: int
+    ) -> None:
+        check(buffer.nbytes >= page_count * stride, "buffer is smaller than its pages")
         self.layout = layout
-        self._buffer = buffer
-        strides = (layout.page_bytes,)
-        self.words: Words = np.ndarray((page_count, WORDS), "<u8", buffer, strides=(*strides, 8))
+        self.words: Words = np.ndarray((page_count, WORDS), "<u8", buffer, strides=(stride, 8))
         # The same headers as opaque items: gathered at once, several times faster than as words.
-        self._headers = np.ndarray((page_count,), f"V{HEADER_SIZE}", buffer, strides=strides)
+        self._items = np.ndarray((page_count,), f"V{HEADER_SIZE}", buffer, strides=(stride,))
 
     def gather(self, pages: Pages) -> Words:
         """A copy of the headers of ``pages``, u64 [n, 8]."""
-        return self._headers[pages].view("<u8").reshape(-1, WORDS)
+        return self._items[pages].view("<u8").reshape(-1, WORDS)
+
+    def blank(self, pages: Pages) -> None:
+        """Erase the headers, so that *never written* and *written by another* look different."""
+        self.words[pages] = 0
+
+
+class PageMemory(Headers):
+    """A page-major buffer, uint8 [page_count * page_bytes], seen as headers and payloads."""
+
+    def __init__(self, buffer: NDArray[np.uint8], layout: PageLayout, page_count: int) -> None:
+        super().__init__(buffer, layout, page_count, layout.page_bytes)
+        self._buffer = buffer
 
     def payload(self, page: int) -> NDArray[np.uint8]:
         """View of the payload bytes of one page."""
         start = page * self.layout.page_bytes
         return self._buffer[start + HEADER_SIZE : start + self.layout.page_bytes]
-
-    def blank(self, pages: Pages) -> None:
-        """Erase the headers, so that *never written* and *written by another* look different."""
-        self.words[pages] = 0
 
     def scrub(self, pages: Pages) -> None:
         """Erase headers and payloads (isolation ``strict``, when pages become free)."""

@@ -14,7 +14,8 @@ from collections import OrderedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from sekisho.core.pool import Pages, Pool
+from sekisho.core.ledger import Pages
+from sekisho.core.pool import Pool
 
 
 class PrefixCache:

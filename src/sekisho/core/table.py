@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from sekisho.core.errors import Evidence, check
 from sekisho.core.lease import Lease
-from sekisho.core.memory import ORDINAL_WORD, WORDS, PageMemory, Words, make_headers
+from sekisho.core.ledger import Pages
+from sekisho.core.memory import ORDINAL_WORD, WORDS, Headers, PageMemory, Words, make_headers
 from sekisho.core.page import HEADER, PageLayout, chain_next
-from sekisho.core.pool import Pages
 
 _FILLED_SHIFT = 32
 _OWN_WORDS = slice(ORDINAL_WORD, 6)  # ordinal and filled, token digest: never the lease
@@ -106,7 +106,7 @@ class BlockTable:
         self.length = token_count
         self._tail = list(tail)
 
-    def open(self, pages: Pages, memory: PageMemory) -> None:
+    def open(self, pages: Pages, memory: Headers) -> None:
         """Add own pages that this process fills itself, and write their empty headers.
 
         A header that is still being appended to carries the digest of the last boundary its
@@ -127,7 +127,7 @@ class BlockTable:
         self._extend(pages, words)
         memory.words[pages] = words
 
-    def append(self, tokens: Sequence[int], memory: PageMemory) -> None:
+    def append(self, tokens: Sequence[int], memory: Headers) -> None:
         """``tokens`` were written behind the last one: count them, here and in the headers.
 
         Only ``filled`` and the digest change in memory, and only where the header is still the
@@ -175,7 +175,7 @@ class BlockTable:
 
 
 def verify(
-    memory: PageMemory, tables: Sequence[BlockTable], read: Sequence[Pages] | None = None
+    memory: Headers, tables: Sequence[BlockTable], read: Sequence[Pages] | None = None
 ) -> dict[int, tuple[Evidence, ...]]:
     """Compare every page of every table with what the table expects: one vectorised pass.
 

@@ -6,9 +6,10 @@ from typing import NamedTuple
 import numpy as np
 
 from sekisho.core.errors import Evidence
+from sekisho.core.ledger import Pages
 from sekisho.core.memory import PageMemory
 from sekisho.core.page import chain, chain_root
-from sekisho.core.pool import Pages, Pool
+from sekisho.core.pool import Pool
 from sekisho.core.prefix import PrefixCache
 from sekisho.core.table import BlockTable, verify
 from sekisho.engine.policy import Policy

@@ -1,7 +1,7 @@
 """Pages that are zeroed when they are granted: a defence of the lab, and one of the prices."""
 
+from sekisho.core.ledger import Pages
 from sekisho.core.memory import PageMemory
-from sekisho.core.pool import Pages
 from sekisho.core.table import BlockTable
 from sekisho.engine.pages import PageManager, Text
 

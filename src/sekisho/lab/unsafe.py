@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from sekisho.core.errors import Evidence
 from sekisho.core.handoff import Complete, Offer, Reject, TakeHandoff
+from sekisho.core.ledger import Pages
 from sekisho.core.memory import PageMemory
 from sekisho.core.outcome import Outcome, OutcomeCell
 from sekisho.core.page import PageLayout, payload_digest
-from sekisho.core.pool import Pages, Pool
+from sekisho.core.pool import Pool
 from sekisho.core.table import BlockTable
 from sekisho.engine.batch import Runner
 from sekisho.engine.pages import Text

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from sekisho.core.ledger import Pages
 from sekisho.core.memory import PageMemory
-from sekisho.core.pool import Pages
 from sekisho.core.table import BlockTable
 from sekisho.engine.pages import PageManager, Text
 from sekisho.engine.policy import Policy

@@ -23,7 +23,7 @@ from sekisho.core.handoff import (
     Writer,
 )
 from sekisho.core.lease import Lease
-from sekisho.core.pool import Pages
+from sekisho.core.ledger import Pages
 from sekisho.core.table import BlockTable
 from sekisho.sim.process import Process
 from sekisho.sim.scenario import Scenario
