@@ -27,7 +27,9 @@ DEFAULT_FILE = Path("sekisho.toml")
 DEMO_MODEL = "demo"
 DEMO_NAME = "SmolLM2-135M-Instruct"
 # Switches of the test suite, inherited by the processes that it starts.
-_NOT_SETTINGS = frozenset({"SEKISHO_REQUIRE_MOONCAKE", "SEKISHO_REQUIRE_CHROMIUM"})
+_NOT_SETTINGS = frozenset(
+    {"SEKISHO_REQUIRE_MOONCAKE", "SEKISHO_REQUIRE_CHROMIUM", "SEKISHO_ENGINES"}
+)
 _NODES_MAX = 64
 
 

@@ -20,7 +20,7 @@ COLUMNS_MAX = 100
 STRUCTURES_LINES_MAX = 60
 CODE = {".py", ".cpp", ".h"}
 TEXT = CODE | {".md", ".toml", ".yaml", ".ini", ".mako"}
-SKIPPED = {".git", ".venv", "__pycache__", "build", "dist", "mutants"}
+SKIPPED = {".git", ".venv", ".engines", "__pycache__", "build", "dist", "mutants"}
 
 
 @dataclass(frozen=True)
