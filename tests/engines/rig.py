@@ -22,6 +22,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import aiohttp
+
 ROOT = Path(__file__).parents[2]
 STAND_INS = Path(__file__).parent / "stand_ins"
 START_S = 300.0
@@ -262,3 +264,14 @@ def _is_main_thread() -> bool:
 def _end_with_parent() -> None:
     """An engine spins a core even when idle: it must not outlive a test run that was killed."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, _SIGTERM)
+
+
+async def post(session: aiohttp.ClientSession, url: str, body: Mapping[str, Any]) -> Answer:
+    """One request; what is no HTTP answer becomes status 0."""
+    began = time.monotonic()
+    try:
+        async with session.post(url, json=body) as answer:
+            read = await answer.read()
+            return Answer(answer.status, read, time.monotonic() - began)
+    except (aiohttp.ClientError, TimeoutError) as error:
+        return Answer(0, repr(error).encode(), time.monotonic() - began)

@@ -7,7 +7,6 @@ with SglangPair("0.5.19") as pair:
 import asyncio
 import random
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +20,7 @@ from rig import (
     environment,
     free_port,
     installed,
+    post,
 )
 
 from sekisho.engine.demo import ensure_demo_model
@@ -169,14 +169,3 @@ async def ask_pair(
             post(session, pair.decode.url + path, full),
         )
     return PairAnswers(prefill, decode, room)
-
-
-async def post(session: aiohttp.ClientSession, url: str, body: Mapping[str, Any]) -> Answer:
-    """One request; what is no HTTP answer becomes status 0."""
-    began = time.monotonic()
-    try:
-        async with session.post(url, json=body) as answer:
-            read = await answer.read()
-            return Answer(answer.status, read, time.monotonic() - began)
-    except (aiohttp.ClientError, TimeoutError) as error:
-        return Answer(0, repr(error).encode(), time.monotonic() - began)

@@ -1,7 +1,8 @@
 """Lets unmodified SGLang and vLLM start on a PyTorch without a GPU. For tests alone.
 
 Python imports this module at the start of every process that has this folder on PYTHONPATH, also
-of the engines' workers. ``ENGINE_STAND_INS`` says for which engine: ``sglang`` or ``vllm``. No operation of an engine is replaced; models of the Llama family then run in the engines' own plain
+of the engines' workers. ``ENGINE_STAND_INS`` says for which engine: ``sglang`` or ``vllm``. No
+operation of an engine is replaced; models of the Llama family then run in the engines' own plain
 torch code.
 """
 
