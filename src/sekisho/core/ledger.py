@@ -116,6 +116,10 @@ class Ledger:
     def state_of(self, page: int) -> State:
         return State(int(self._state[page]))
 
+    def pages_in(self, state: State) -> Pages:
+        """All pages in ``state``, ascending."""
+        return np.flatnonzero(self._state == state)
+
     def holders_of(self, page: int) -> int:
         return int(self._holders[page])
 

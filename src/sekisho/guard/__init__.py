@@ -1,0 +1,1 @@
+"""The core inside other engines: every page of theirs gets an owner, checked before release."""

@@ -1,0 +1,1 @@
+"""The guard inside SGLang prefill and decode servers; `plugin` is where SGLang loads it."""

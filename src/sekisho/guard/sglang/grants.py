@@ -1,0 +1,193 @@
+"""What prefill may still write into this decode server, and how the guard learns that it ended.
+
+    grant opened    `send_metadata`
+    settled         a whole commit · DRAINED from every prefill rank · the rank's process is gone
+    meanwhile       pages and metadata slot stay pinned; time alone never frees them
+
+A request that ends before its grant is settled is *abandoned*: a thread asks its prefill ranks to
+drain, again and again, and looks whether they still exist. Asking again is all that time does.
+"""
+
+import contextlib
+import logging
+import socket
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sekisho.core.lease import Lease
+from sekisho.guard.keeper import Holding, Keeper
+from sekisho.guard.sglang.wire import Drain, Drained
+
+log = logging.getLogger("sekisho.guard")
+
+ASK_EVERY_S = 0.5
+_CONNECT_S = 1.0
+
+
+@dataclass(eq=False)
+class Grant:
+    """``pin`` is of the ledger; ``ranks`` are the prefill ranks that have not ended."""
+
+    room: int
+    holding: Holding
+    pin: int
+    slot: int | None
+    ranks: dict[tuple[str, int], dict[str, Any]]
+    manager: Any
+    abandoned: bool = False
+    slot_waits: Any = None
+    asked: int = 0
+    answered: set[int] = field(default_factory=set)
+
+    @property
+    def lease(self) -> Lease:
+        return self.holding.lease
+
+
+class Grants:
+    """The open grants of one decode rank. ``put_back`` gets pages that became free.
+
+    All but `heard` and the thread run in the scheduler.
+    """
+
+    def __init__(self, keeper: Keeper, put_back: Any) -> None:
+        self._keeper = keeper
+        self._put_back = put_back
+        self._by_room: dict[int, Grant] = {}
+        self._slots: dict[int | None, Grant] = {}
+        self._ended: deque[Grant] = deque()
+        self._lock = threading.Lock()
+        threading.Thread(target=self._ask, name="sekisho-drain", daemon=True).start()
+
+    def open(self, receiver: Any, holding: Holding, slot: int | None) -> None:
+        """Prefill is about to be told of the pages that ``holding`` expects to be filled."""
+        ranks = {(i["rank_ip"], int(i["rank_port"])): i for i in receiver.bootstrap_infos or ()}
+        pin = self._keeper.ledger.pin(holding.table.pages)
+        room = receiver.bootstrap_room
+        grant = Grant(room, holding, pin, slot, ranks, receiver.kv_mgr)
+        with self._lock:
+            self._by_room[room] = grant
+        if slot is not None:
+            self._slots[slot] = grant
+
+    def lease_of(self, room: int) -> Lease | None:
+        """The lease under which ``room`` may be written (any thread)."""
+        grant = self._by_room.get(room)
+        return None if grant is None else grant.lease
+
+    def settle(self, room: int) -> None:
+        """Everything granted for ``room`` was written, and found whole."""
+        grant = self._by_room.get(room)
+        if grant is not None:
+            self._end(grant)
+
+    def abandon(self, holding: Holding) -> None:
+        """The request has ended; if its writer has not, it is asked to."""
+        for grant in list(self._by_room.values()):
+            if grant.holding is holding:
+                grant.abandoned = True
+
+    def holds_slot(self, slots: Any, slot: int) -> bool:
+        """Whether a metadata slot that is given back must wait; it is given back later then."""
+        grant = self._slots.get(slot)
+        if grant is None:
+            return False
+        grant.slot_waits = slots
+        return True
+
+    def tick(self) -> None:
+        """Settle what has been found to be over."""
+        while self._ended:
+            self._end(self._ended.popleft())
+
+    def heard(self, answer: Drained) -> None:
+        """A prefill rank says that nothing is in flight (SGLang's receiving thread)."""
+        with self._lock:
+            grant = self._by_room.get(answer.room)
+            if grant is None or grant.lease != answer.lease:
+                return
+            grant.answered.add(answer.rank)
+            if len(grant.answered) >= len(grant.ranks):
+                self._ended.append(grant)
+
+    def open_count(self) -> int:
+        return len(self._by_room)
+
+    def _end(self, grant: Grant) -> None:
+        with self._lock:
+            if self._by_room.get(grant.room) is not grant:
+                return
+            del self._by_room[grant.room]
+        self._put_back(self._keeper.ledger.settle(grant.pin))
+        if self._slots.get(grant.slot) is grant:
+            del self._slots[grant.slot]
+            if grant.slot_waits is not None:
+                grant.slot_waits.free(grant.slot)
+
+    # -- the thread
+
+    def _ask(self) -> None:
+        while True:
+            threading.Event().wait(ASK_EVERY_S)
+            with self._lock:
+                open_now = [g for g in self._by_room.values() if g.abandoned]
+            for grant in open_now:
+                try:
+                    self._ask_one(grant)
+                except Exception:
+                    log.exception("sekisho: asking prefill to drain room %s failed", grant.room)
+
+    def _ask_one(self, grant: Grant) -> None:
+        from sglang.srt.disaggregation.common.conn import CommonKVReceiver
+
+        grant.asked += 1
+        manager = grant.manager
+        message = Drain(grant.room, grant.lease, manager.local_ip, int(manager.rank_port))
+        for (host, port), info in list(grant.ranks.items()):
+            if grant.asked > 1 and gone(host, port):
+                log.warning("sekisho: prefill rank %s:%s is gone; its grant is over", host, port)
+                grant.ranks.pop((host, port))
+                continue
+            with contextlib.suppress(Exception):
+                sock, lock = CommonKVReceiver._connect_to_bootstrap_server(info)
+                with lock:
+                    sock.send_multipart(message.frames())
+        with self._lock:
+            if len(grant.answered) >= len(grant.ranks):
+                self._ended.append(grant)
+
+
+def gone(host: str, port: int) -> bool:
+    """Whether the process that listened there has provably ended, and nothing of it is left.
+
+    A refusal comes from the kernel of that host: nobody listens. A time-out proves nothing. Bytes
+    that had arrived before may still wait in a socket of ours, and are not written yet.
+    """
+    try:
+        with socket.create_connection((host, port), timeout=_CONNECT_S):
+            return False
+    except ConnectionRefusedError:
+        return not _unread()
+    except OSError:
+        return False
+
+
+def _unread() -> bool:
+    """Whether any TCP socket of this process holds bytes that were not read (proc(5))."""
+    own = set()
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            target = str(link.readlink())
+            if target.startswith("socket:["):
+                own.add(target[8:-1])
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
+                fields = line.split()
+                listening = fields[3] == "0A"
+                if fields[9] in own and not listening and int(fields[4].split(":")[1], 16) > 0:
+                    return True
+    return False
