@@ -6,11 +6,14 @@ queue asked ``finished()``, and the prompt had become a placeholder of one token
 """
 
 import logging
+import math
+import threading
 import time
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
+from sekisho.guard.sglang.decode import Decode
 from sekisho.guard.sglang.prefill import Prefill
 from sekisho.guard.sglang.seams import Seam
 from sekisho.guard.sglang.state import State, active
@@ -21,9 +24,9 @@ Original = Callable[..., Any]
 PATH = "/sekisho"
 """Route of prefill's bootstrap server: PUT by its scheduler, GET by decode. JSON: limit, guard."""
 _ASK_S = 2.0
-_FRESH_S = 30.0
+_FRESH_S, _FRESH_NONE_S = 30.0, 3.0
 _CLIP = 4096  # SGLang counts no more than so many new tokens of a request beforehand
-_limits: dict[str, tuple[float, int]] = {}
+_limits: dict[str, tuple[float, int | None]] = {}
 
 
 def limit_of(scheduler: Any, role: str) -> int:
@@ -56,9 +59,19 @@ def publish(state: State, host: str, port: int) -> None:
 def limit_at(address: str) -> int | None:
     """Limit of the prefill server whose bootstrap server is at ``address``; None if it says none,
     as one without the guard does."""
-    known = _limits.get(address)
-    if known is not None and time.monotonic() - known[0] < _FRESH_S:
-        return known[1]
+    asked, limit = _limits.get(address, (-math.inf, None))
+    age = time.monotonic() - asked
+    if age < (_FRESH_NONE_S if limit is None else _FRESH_S):
+        return limit
+    if limit is None:
+        return _ask_limit(address)
+    # A number is good while it is asked for again: the scheduler does not wait.
+    _limits[address] = (time.monotonic(), limit)
+    threading.Thread(target=_ask_limit, args=(address,), daemon=True).start()
+    return limit
+
+
+def _ask_limit(address: str) -> int | None:
     import requests
 
     try:
@@ -66,9 +79,7 @@ def limit_at(address: str) -> int | None:
         limit = said["limit"] if said.get("guard") is True else None
     except (requests.RequestException, ValueError, KeyError, AttributeError):
         limit = None
-    if not isinstance(limit, int):
-        _limits.pop(address, None)
-        return None
+    limit = limit if isinstance(limit, int) else None
     _limits[address] = (time.monotonic(), limit)
     return limit
 
@@ -82,6 +93,8 @@ def _refusal(state: State, req: Any) -> tuple[str, str, int] | None:
         if other is None:
             return "unguarded", "the prefill server has no active guard", 503
         limit = min(limit, other)
+        if isinstance(state, Decode) and state.grants.lease_of(req.bootstrap_room):
+            return "room", f"bootstrap_room {req.bootstrap_room} is in use", 400
     if length > limit:
         text = f"the prompt has {length} tokens, this deployment holds {limit} in every role"
         return "length", text, HTTPStatus.BAD_REQUEST

@@ -22,6 +22,7 @@ from sekisho.guard.sglang.seams import Seam
 from sekisho.guard.sglang.state import FAILED, State, active
 
 Original = Callable[..., Any]
+Found = dict[int, tuple[Evidence, ...]]
 _DECODE = "sglang.srt.disaggregation.decode"
 _SCHEDULER = "sglang.srt.managers.scheduler:Scheduler"
 
@@ -32,14 +33,26 @@ class Decode(State):
     grants: Grants
     reserving: Any = None
 
-    def agree(self, fine: bool) -> bool:
-        """Whether every tensor-parallel rank finds the same hand-off fine."""
+    def agree(self, found: Found, count: int) -> Found:
+        """What any tensor-parallel rank found among ``count`` requests: all must fail the same,
+        or they run apart. Every rank asks in the same order."""
         group = self.scheduler.disagg_decode_transfer_queue.gloo_group
         if torch.distributed.get_world_size(group) == 1:
-            return fine
-        verdict = torch.tensor([fine], dtype=torch.uint8)
-        torch.distributed.all_reduce(verdict, torch.distributed.ReduceOp.MIN, group=group)
-        return bool(verdict.item())
+            return found
+        wrong = torch.zeros(count, dtype=torch.uint8)
+        wrong[list(found)] = 1
+        torch.distributed.all_reduce(wrong, torch.distributed.ReduceOp.MAX, group=group)
+        elsewhere = (Evidence("peer", 0, -1, "every rank agrees", "another rank does not"),)
+        return {int(i): found.get(int(i), elsewhere) for i in torch.nonzero(wrong)}
+
+    def keep(self, req: Any, written: int) -> None:
+        """Vouch for the pages that decode itself fills; ``written`` tokens have their KV."""
+        holding = self.holding(req)
+        if holding.fresh:
+            try:
+                self.keeper.keep(holding, (req.origin_input_ids + req.output_ids)[:written])
+            except LocalOwnershipError as error:
+                self.doom(req, [Evidence("reserve", 0, -1, str(error), "-")], "growth")
 
     def scrub(self, pages: Pages) -> None:
         """Erase the payload of pages that no transfer will fill (SGLang's fake transfers)."""
@@ -96,12 +109,13 @@ def _commit(original: Original, queue: Any, decode_req: Any) -> Any:
         return original(queue, decode_req)
     req = decode_req.req
     holding = state.holding(req)
-    evidence = _arrived(state, req, holding)
-    if state.agree(not evidence):
+    arrived = _arrived(state, req, holding)
+    found = state.agree({0: arrived} if arrived else {}, 1)
+    if not found:
         state.grants.settle(req.bootstrap_room)
         state.report.commit()
         return original(queue, decode_req)
-    state.doom(req, evidence or [Evidence("peer", 0, -1, "all ranks agree", "-")], "commit")
+    state.doom(req, found[0], "commit")
     _abort(req, holding.doomed)
     decode_req.kv_receiver.clear()
     decode_req.kv_receiver = None
@@ -137,9 +151,7 @@ def _prepare_for_decode(original: Original, batch: Any, *args: Any, **kwargs: An
     with state.handing(batch.reqs):
         out = original(batch, *args, **kwargs)
     for req, length in zip(batch.reqs, batch.seq_lens_cpu.tolist(), strict=True):
-        holding = state.holding(req)
-        if holding.fresh:
-            state.keeper.keep(holding, (req.origin_input_ids + req.output_ids)[: length - 1])
+        state.keep(req, length - 1)
     return out
 
 
@@ -154,16 +166,15 @@ def check_rows(state: Decode, batch: Any) -> None:
     """Before the forward pass: a request whose row leads elsewhere writes into the slot that
     SGLang keeps for padding, and loses this step's token; its neighbours lose nothing."""
     state.report.step()
+    found: Found = {}
     for i, (req, row) in enumerate(zip(batch.reqs, state.rows_of(batch), strict=True)):
-        holding = state.holding(req)
-        if holding.fresh:  # resumed after SGLang had moved it out of the way
-            known = (req.origin_input_ids + req.output_ids)[: int(batch.seq_lens_cpu[i]) - 1]
-            state.keeper.keep(holding, known)
-        evidence = state.keeper.misdirected(holding, row)
+        evidence = state.keeper.misdirected(state.holding(req), row)
         if evidence:
-            state.doom(req, evidence, "step")
-            state.repair(req, holding.table.pages)
-            batch.out_cache_loc[i] = 0
+            found[i] = evidence
+    for i, evidence in state.agree(found, len(batch.reqs)).items():
+        state.doom(batch.reqs[i], evidence, "step")
+        state.repair(batch.reqs[i], state.holding(batch.reqs[i]).table.pages)
+        batch.out_cache_loc[i] = 0
 
 
 def _process_batch_result(
@@ -173,7 +184,8 @@ def _process_batch_result(
     state = _decoding()
     if state is not None and batch.forward_mode.is_decode():
         reqs = [r for r in batch.reqs if not r.finished() and r.kv.req_pool_idx is not None]
-        for i, evidence in state.keeper.verify([state.holding(r) for r in reqs]).items():
+        found = state.keeper.verify([state.holding(r) for r in reqs])
+        for i, evidence in state.agree(found, len(reqs)).items():
             state.doom(reqs[i], evidence, "release")
     return original(scheduler, batch, *args, **kwargs)
 

@@ -29,18 +29,19 @@ _CONNECT_S = 1.0
 
 @dataclass(eq=False)
 class Grant:
-    """``pin`` is of the ledger; ``ranks`` are the prefill ranks that have not ended."""
+    """``pin`` is of the ledger; ``ranks``: SGLang's addresses of the prefill ranks that may
+    write; ``over``: the places in it of those that have drained, or are gone."""
 
     room: int
     holding: Holding
     pin: int
     slot: int | None
-    ranks: dict[tuple[str, int], dict[str, Any]]
+    ranks: list[dict[str, Any]]
     manager: Any
     abandoned: bool = False
     slot_waits: Any = None
     asked: int = 0
-    answered: set[int] = field(default_factory=set)
+    over: set[int] = field(default_factory=set)
 
     @property
     def lease(self) -> Lease:
@@ -64,7 +65,7 @@ class Grants:
 
     def open(self, receiver: Any, holding: Holding, slot: int | None) -> None:
         """Prefill is about to be told of the pages that ``holding`` expects to be filled."""
-        ranks = {(i["rank_ip"], int(i["rank_port"])): i for i in receiver.bootstrap_infos or ()}
+        ranks = list(receiver.bootstrap_infos or ())
         pin = self._keeper.ledger.pin(holding.table.pages)
         room = receiver.bootstrap_room
         grant = Grant(room, holding, pin, slot, ranks, receiver.kv_mgr)
@@ -109,9 +110,7 @@ class Grants:
             grant = self._by_room.get(answer.room)
             if grant is None or grant.lease != answer.lease:
                 return
-            grant.answered.add(answer.rank)
-            if len(grant.answered) >= len(grant.ranks):
-                self._ended.append(grant)
+            self._over(grant, answer.rank)
 
     def open_count(self) -> int:
         return len(self._by_room)
@@ -145,19 +144,26 @@ class Grants:
 
         grant.asked += 1
         manager = grant.manager
-        message = Drain(grant.room, grant.lease, manager.local_ip, int(manager.rank_port))
-        for (host, port), info in list(grant.ranks.items()):
+        back = manager.local_ip, int(manager.rank_port)
+        for rank, info in enumerate(grant.ranks):
+            host, port = info["rank_ip"], int(info["rank_port"])
+            if rank in grant.over:
+                continue
             if grant.asked > 1 and gone(host, port):
                 log.warning("sekisho: prefill rank %s:%s is gone; its grant is over", host, port)
-                grant.ranks.pop((host, port))
+                with self._lock:
+                    self._over(grant, rank)
                 continue
             with contextlib.suppress(Exception):
                 sock, lock = CommonKVReceiver._connect_to_bootstrap_server(info)
                 with lock:
-                    sock.send_multipart(message.frames())
-        with self._lock:
-            if len(grant.answered) >= len(grant.ranks):
-                self._ended.append(grant)
+                    sock.send_multipart(Drain(grant.room, grant.lease, *back, rank).frames())
+
+    def _over(self, grant: Grant, rank: int) -> None:
+        """Under the lock: ``rank`` writes no more; the last one ends the grant."""
+        grant.over.add(rank)
+        if grant.over >= set(range(len(grant.ranks))):
+            self._ended.append(grant)
 
 
 def gone(host: str, port: int) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sekisho.core.errors import Evidence
+from sekisho.core.errors import Evidence, LocalOwnershipError
 from sekisho.core.ledger import Pages
 from sekisho.guard.sglang import pages
 from sekisho.guard.sglang.seams import Seam
@@ -163,7 +163,11 @@ def _note(state: Prefill, chunk: Any) -> Note | None:
         return None
     part = chunk.index_slice
     row = state.row(req, part.stop * state.page_size)[part.start :]
-    note = state.transfers.snapshot(chunk.room, row)
+    try:
+        note = state.transfers.snapshot(chunk.room, row)
+    except LocalOwnershipError as error:  # nothing is sent for it, and decode finds no header
+        state.doom(req, [Evidence("row", 0, -1, str(error), str(row.tolist()[:8]))], "send")
+        return None
     state.transfers.queued(note)
     return note
 

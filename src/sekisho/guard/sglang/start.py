@@ -177,7 +177,7 @@ def _start_prefill_thread(original: Original, manager: Any) -> Any:
     state = active()
     if isinstance(state, Prefill):
         send = lambda host, port, frames: send_frames(manager, host, port, frames)  # noqa: E731
-        state.transfers = Transfers(state.keeper, manager.attn_tp_rank, send)
+        state.transfers = Transfers(state.keeper, send)
         socket = Receiving(manager.server_socket, lambda f: _asked(state, manager, f))
         manager.server_socket = socket
     return original(manager)

@@ -43,16 +43,13 @@ class Transfers:
     Everything may be called from any thread but `snapshot` and `settle_done`.
     """
 
-    def __init__(
-        self, keeper: Keeper, rank: int, send: Callable[[str, int, list[bytes]], None]
-    ) -> None:
+    def __init__(self, keeper: Keeper, send: Callable[[str, int, list[bytes]], None]) -> None:
         self._keeper = keeper
-        self._rank = rank
         self._send = send
         self._lock = threading.Lock()
         self._under_way: dict[int, int] = defaultdict(int)
         self._waiting: dict[int, Drain] = {}
-        self._leases: dict[tuple[int, str], Lease] = {}
+        self._leases: dict[int, dict[str, Lease]] = {}
         self._cancelled: dict[Lease, None] = {}
         self._done: deque[int] = deque()
         self.peers: dict[str, Registration] = {}
@@ -94,7 +91,7 @@ class Transfers:
 
     def granted(self, room: int, session: str, lease: Lease) -> None:
         with self._lock:
-            self._leases[room, session] = lease
+            self._leases.setdefault(room, {})[session] = lease
             while len(self._leases) > _REMEMBERED:
                 del self._leases[next(iter(self._leases))]
 
@@ -108,9 +105,7 @@ class Transfers:
             busy = self._under_way.get(drain.room, 0) > 0
             if busy:
                 self._waiting[drain.room] = drain
-            own = drain.lease in (
-                lease for (room, _), lease in self._leases.items() if room == drain.room
-            )
+            own = drain.lease in self._leases.get(drain.room, {}).values()
         if not busy:
             self._drained(drain)
         return own
@@ -118,11 +113,12 @@ class Transfers:
     def lease(self, room: int, session: str) -> Lease | None:
         """The lease to write under, None where there is none or it was cancelled."""
         with self._lock:
-            lease = self._leases.get((room, session))
+            lease = self._leases.get(room, {}).get(session)
             return None if lease in self._cancelled else lease
 
     def _drained(self, drain: Drain) -> None:
-        self._send(drain.host, drain.port, Drained(drain.room, drain.lease, self._rank).frames())
+        answer = Drained(drain.room, drain.lease, drain.rank)
+        self._send(drain.host, drain.port, answer.frames())
 
     # -- the worker threads
 

@@ -8,8 +8,8 @@ Decode to prefill, one more frame at the end of two messages that it sends anywa
 
 and messages of the guard alone, which SGLang never sees:
 
-    decode -> prefill   DRAIN  room · incarnation · serial · host · port     write no more for it
-    prefill -> decode   DRAINED room · incarnation · serial · rank           nothing is in flight
+    decode -> prefill   DRAIN  room · incarnation · serial · host · port · rank   write no more
+    prefill -> decode   DRAINED room · incarnation · serial · rank      nothing is in flight
 
 Integers in frames of their own are decimal text, as in SGLang's messages.
 """
@@ -43,15 +43,18 @@ class Registration(NamedTuple):
 
 
 class Drain(NamedTuple):
-    """A request to write no more under ``lease``, and where to send `Drained`."""
+    """A request to write no more under ``lease``, and where to send `Drained`. ``rank`` is the
+    asker's own number for the prefill rank; the answer repeats it."""
 
     room: int
     lease: Lease
     host: str
     port: int
+    rank: int
 
     def frames(self) -> Frames:
-        return [DRAIN, *_decimal(self.room, *self.lease), self.host.encode(), *_decimal(self.port)]
+        where = [self.host.encode(), *_decimal(self.port, self.rank)]
+        return [DRAIN, *_decimal(self.room, *self.lease), *where]
 
 
 class Drained(NamedTuple):
@@ -94,9 +97,10 @@ def drain_of(frames: Frames) -> Drain | Drained | None:
     Raises:
         ValueError: it is the guard's, and malformed.
     """
-    if frames[0] == DRAIN and len(frames) == 6:
+    if frames[0] == DRAIN and len(frames) == 7:
         room, incarnation, serial = map(int, frames[1:4])
-        return Drain(room, Lease(incarnation, serial), frames[4].decode(), int(frames[5]))
+        host, port, rank = frames[4].decode(), int(frames[5]), int(frames[6])
+        return Drain(room, Lease(incarnation, serial), host, port, rank)
     if frames[0] == DRAINED and len(frames) == 5:
         room, incarnation, serial, rank = map(int, frames[1:5])
         return Drained(room, Lease(incarnation, serial), rank)
