@@ -26,6 +26,10 @@ class MissingError(ReadError):
     """The engine answers, but not at this path."""
 
 
+class RefusedError(ReadError):
+    """Nobody listens there."""
+
+
 class Key:
     """A bearer key that no ``repr``, format or comparison shows."""
 
@@ -121,8 +125,10 @@ class Client:
             raise ReadError(f"{path} ended before its answer was complete") from None
         except (ssl.SSLError, aiohttp.ClientSSLError):
             raise ReadError(f"{path}: the TLS certificate is not accepted") from None
-        except aiohttp.ClientConnectorError:
-            raise ReadError("no connection: refused or no such host", inconclusive=True) from None
+        except aiohttp.ClientConnectorError as error:
+            is_refused = isinstance(error.os_error, ConnectionRefusedError)
+            kind = RefusedError if is_refused else ReadError
+            raise kind("no connection: refused or no such host", inconclusive=True) from None
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
             raise ReadError(f"{path}: the connection was closed", inconclusive=True) from None
         except (aiohttp.ClientError, ValueError, UnicodeError):
