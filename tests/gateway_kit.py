@@ -16,6 +16,7 @@ from sekisho.engine.output import Delta, Ended
 from sekisho.engine.params import SamplingParams, TokenInfo, TokenLogprob
 from sekisho.engine.tokenizer import TemplateError
 from sekisho.gateway.app import create_app
+from sekisho.gateway.backend import Capacity, NodeCapacity
 from sekisho.gateway.model import ServedModel
 from sekisho.gateway.store import Tenant, TenantStore
 
@@ -85,6 +86,7 @@ class ScriptedBackend:
     script: Script = field(default_factory=lambda: say("Hel", "lo"))
     limit: int = TOKENS_MAX
     is_ready: bool = True
+    refused: str = ""
     calls: list[Call] = field(default_factory=list)
     closed: list[int] = field(default_factory=list)
     # Kept, so that only the gateway closes a stream, and never the garbage collector.
@@ -93,6 +95,7 @@ class ScriptedBackend:
     def reset(self) -> None:
         """As new, so that one gateway can serve many tests."""
         self.script, self.limit, self.is_ready = say("Hel", "lo"), TOKENS_MAX, True
+        self.refused = ""
         self.calls.clear()
         self.closed.clear()
         self._streams.clear()
@@ -101,7 +104,21 @@ class ScriptedBackend:
         return self.limit
 
     def ready(self) -> bool:
-        return self.is_ready
+        return self.is_ready and not self.refused
+
+    def refusal(self) -> str:
+        return self.refused
+
+    def capacity(self) -> Capacity:
+        node = NodeCapacity(
+            name="colocated-0.1",
+            role="both",
+            pool_tokens=256,
+            page_size=16,
+            pages=16,
+            tokens_max=self.limit,
+        )
+        return Capacity(window=None, missing=[], nodes=[node])
 
     def generate(
         self, scope: str, tokens: list[int], params: SamplingParams

@@ -220,6 +220,8 @@ class Platform:
         self.log = folder / "nodes.log"
         self.ready: list[tuple[str, Ready]] = []
         """Every node that ever became ready, in order, with what it said."""
+        self.pools: dict[str, int] = {}
+        """Tokens of the pool by node, where it differs from the others."""
         self.url = ""
         self.keys: dict[str, str] = {}
         self._folder = folder
@@ -282,11 +284,11 @@ class Platform:
 
     # -- life, driven by `platform`
 
-    def start(self, command: Sequence[str], overrides: dict[str, Any]) -> None:
+    def start(self, command: Sequence[str], window: int | None, overrides: dict[str, Any]) -> None:
         settings = {**_SETTINGS, **overrides}
         self.page_count = -(-settings["pool_tokens"] // settings["page_size"])
         self._thread = threading.Thread(
-            target=self._loop.run_until_complete, args=(self._run(command, settings),)
+            target=self._loop.run_until_complete, args=(self._run(command, window, settings),)
         )
         self._thread.start()
         self._started.result(LIMIT_S)
@@ -296,7 +298,9 @@ class Platform:
         self._thread.join()
         self._loop.close()
 
-    async def _run(self, command: Sequence[str], settings: dict[str, Any]) -> None:
+    async def _run(
+        self, command: Sequence[str], window: int | None, settings: dict[str, Any]
+    ) -> None:
         def configure(role: str, name: str, gateway: str, address: str) -> NodeConfig:
             return NodeConfig(
                 name=name,
@@ -306,12 +310,12 @@ class Platform:
                 address=address,
                 model=str(self.model),
                 node_count=len(self.roles),
-                **settings,
+                **{**settings, "pool_tokens": self.pools.get(name, settings["pool_tokens"])},
             )
 
         # The shell replaces itself by the node, which keeps its process id and its parent.
         logged = ("sh", "-c", 'exec "$@" 2>>"$0"', str(self.log), *command)
-        self.fleet = Fleet(self.roles, configure, logged, self._progress)
+        self.fleet = Fleet(self.roles, configure, logged, self._progress, window, self.name)
         spec = load_spec(self.model)
         served = ServedModel(
             self.name, load_tokenizer(self.model), spec.vocab_size, spec.eos_token_ids, created=0
@@ -372,12 +376,15 @@ def platform(
     roles: Sequence[str],
     command: Sequence[str] = NODE,
     name: str = MODEL,
+    window: int | None = None,
+    pools: dict[str, int] | None = None,
     **overrides: Any,
 ) -> Iterator[Platform]:
     """A platform whose nodes are all ready; ``overrides`` are fields of `NodeConfig`."""
     running = Platform(folder, model, name, roles)
+    running.pools.update(pools or {})
     try:
-        running.start(command, overrides)
+        running.start(command, window, overrides)
         yield running
     finally:
         running.stop()

@@ -53,8 +53,8 @@ class Settings(BaseModel):
     """Everything that can be configured. Each description states the limit, once for the CLI's
     help and for the error messages.
 
-    Sizes: ``page_size``, ``pool_tokens`` and ``chunk_tokens`` are in tokens; ``max_batch`` in
-    rows; ``queue_max`` in requests.
+    Sizes: ``page_size``, ``pool_tokens``, ``window`` and ``chunk_tokens`` are in tokens;
+    ``max_batch`` in rows; ``queue_max`` in requests.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -100,6 +100,11 @@ class Settings(BaseModel):
     pool_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto",
         description="tokens that a node's pool holds, at least one page, or auto (free memory)",
+    )
+    window: Annotated[int, Field(ge=2)] | Literal["auto"] = Field(
+        "auto",
+        description="tokens of prompt and answer that every node must hold, at least 2, or auto "
+        "(what the smallest node holds)",
     )
     max_batch: int = _whole("the most requests a decode node runs at once", 1, 1024, 32)
     chunk_tokens: int = _whole("the most tokens prefilled in one pass", 1, 65536, 256)

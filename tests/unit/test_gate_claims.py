@@ -9,7 +9,7 @@ import pytest
 from gate_kit import judged, rules, running, sglang, vllm
 from sekisho.cli import gate as command
 from sekisho.gate.claims import config_claim, load_catalogue
-from sekisho.gate.model import ClaimError, Severity
+from sekisho.gate.model import ClaimError, Rank, Severity
 from sekisho.gate.policy import Waiver
 from sekisho.gate.run import Target, check, plan_of, read_key
 from sekisho.gate.serve_check import check_fleet, refusal
@@ -236,12 +236,20 @@ def test_a_version_that_is_not_stated_is_inconclusive_in_a_pair() -> None:
 
 
 def test_serve_refuses_a_window_that_a_node_cannot_hold() -> None:
-    nodes = {"prefill-1": 1024, "decode-1": 4096}
-    assert refusal(check_fleet("m", 1024, nodes)) == ""
-    said = refusal(check_fleet("m", 1025, nodes))
+    def fleet(**held: int) -> dict[str, Rank]:
+        return {
+            f"{role}-1": Rank(name="", pool_tokens=pool, page_size=16, sequence_max=8192)
+            for role, pool in held.items()
+        }
+
+    pair = fleet(prefill=1024, decode=16384)
+    assert refusal(check_fleet("m", 1024, pair)) == ""
+    said = refusal(check_fleet("m", 1025, pair))
     assert "prefill-1: prefill holds 1024 tokens, 1025 are advertised" in said
-    assert "no decode engine" in refusal(check_fleet("m", 1, {"prefill-1": 1024}))
-    assert refusal(check_fleet("m", 1024, {"colocated-1": 1024, "colocated-2": 1023}))
+    assert "the pool of 1024, in pages of 16" in said
+    assert "decode-1" not in said
+    assert "no decode engine" in refusal(check_fleet("m", 1, fleet(prefill=1024)))
+    assert "the limit of a sequence" in refusal(check_fleet("m", 8193, fleet(colocated=16384)))
     assert refusal(check_fleet("m", 1, {}))
 
 

@@ -1,11 +1,11 @@
 """Each reader against answers of real engines, over a real local server."""
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from gate_kit import FIXTURES, Answers, judged, rules, running, sglang, vllm
+from gate_kit import FIXTURES, Answers, Speak, judged, rules, running, sglang, vllm
 from sekisho.gate.model import Reading, Severity
 from sekisho.gate.run import Target
 
@@ -161,6 +161,77 @@ def test_sekisho_states_what_its_smallest_node_holds() -> None:
     answers = {"/health/readiness": b"{}", "/v1/models": json.dumps(listed).encode()}
     reading = only(answers)
     assert (reading.prefix_scope, reading.ranks[0].pool_tokens) == ("tenant", 8192)
+
+
+def sekisho(**changed: object) -> dict[str, bytes | Speak]:
+    """A pair that promises 1,024 tokens; its nodes have pages of 16."""
+    pools = {"prefill": 1024, "decode": 4096}
+    nodes = [
+        {
+            "name": f"{role}-0.1",
+            "role": role,
+            "pool_tokens": size,
+            "page_size": 16,
+            "pages": size // 16,
+            "tokens_max": size,
+        }
+        for role, size in pools.items()
+    ]
+    base = {"model": "m", "ready": True, "window": 1024, "missing": [], "nodes": nodes}
+    return {"/health/capacity": json.dumps({**base, **changed}).encode()}
+
+
+@pytest.mark.parametrize(
+    ("window", "changed", "code"),
+    [
+        (1024, {}, 0),
+        (1025, {}, 1),
+        (16, {"window": None}, 0),
+        (16, {"window": 1025}, 1),
+        (16, {"window": 1025, "ready": False}, 1),
+        (16, {"ready": False}, 3),
+        (16, {"missing": ["prefill"]}, 3),
+        (16, {"nodes": []}, 3),
+        (16, {"nodes": None}, 3),
+        (16, {"window": 0}, 3),
+    ],
+)
+def test_sekisho_is_read_pool_by_pool_without_a_key(
+    window: int, changed: dict[str, object], code: int
+) -> None:
+    with running(sekisho(**changed)) as [engine]:
+        result = judged(Target(source=engine.url, kind="sekisho"), window=window)
+    assert result.exit_code() == code
+    assert {path for path, _ in engine.requests} == {"/health/capacity"}
+    if result.readings:
+        held = [(c.role, c.servable, c.source, c.rank) for c in result.capacities]
+        assert held == [
+            ("prefill", 1024, f"{engine.url}#prefill", "prefill-0.1"),
+            ("decode", 4096, f"{engine.url}#decode", "decode-0.1"),
+        ]
+        short = [f.source for f in result.findings if f.rule == "GATE001"]
+        assert short == ([f"{engine.url}#prefill"] if code else [])
+        assert "GATE005" not in rules(result), "its gateway refuses in front of both"
+
+
+@pytest.mark.parametrize("name", ["pool_tokens", "page_size", "tokens_max"])
+@pytest.mark.parametrize("lie", [0, -1, 2**60, "16", None])
+def test_a_size_of_sekisho_that_is_none_is_not_believed(name: str, lie: object) -> None:
+    told = json.loads(cast(bytes, sekisho()["/health/capacity"]))
+    told["nodes"][1][name] = lie
+    with running({"/health/capacity": json.dumps(told).encode()}) as [engine]:
+        result = judged(Target(source=engine.url, kind="sekisho"), window=16)
+    assert (result.readings, result.exit_code()) == ([], 3)
+
+
+def test_one_address_for_both_roles_may_be_named_so_and_no_other_way() -> None:
+    with running(sekisho()) as [engine]:
+        both, prefill = (
+            judged(Target(source=engine.url, kind="sekisho", role=role), window=16)
+            for role in ("both", "prefill")
+        )
+    assert "GATE012" not in rules(both)
+    assert "GATE012" in rules(prefill)
 
 
 def test_a_role_other_than_the_named_one_is_a_finding() -> None:

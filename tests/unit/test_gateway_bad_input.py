@@ -437,6 +437,39 @@ def test_not_ready_is_503_with_retry_after(
     assert refused(gateway, gateway.chat(n=0))["param"] == "n"
 
 
+def test_nodes_below_the_window_are_503_for_every_length_and_the_probe_says_why(
+    gateway: Gateway,
+) -> None:
+    gateway.backend.refused = "prefill-0.2: prefill holds 64 tokens, 200 are advertised"
+    for prompt in ("Hi", "x" * 5000):
+        response = gateway.complete(prompt=prompt)
+        error = refused(gateway, response, 503)
+        assert (error["code"], "prefill-0.2" in error["message"]) == ("not_ready", False)
+    probe = gateway.request("GET", "/health/readiness", headers={"authorization": ""})
+    assert refused(gateway, probe, 503)["message"].startswith(gateway.backend.refused)
+    shown = gateway.request("GET", "/health/capacity", headers={"authorization": ""}).json()
+    assert shown["ready"] is False
+
+
+def test_capacity_shows_pools_without_a_key_and_names_no_tenant(gateway: Gateway) -> None:
+    response = gateway.request("GET", "/health/capacity", headers={"authorization": ""})
+    node = {
+        "name": "colocated-0.1",
+        "role": "both",
+        "pool_tokens": 256,
+        "page_size": 16,
+        "pages": 16,
+        "tokens_max": 200,
+    }
+    assert response.json() == {
+        "model": MODEL,
+        "ready": True,
+        "window": None,
+        "missing": [],
+        "nodes": [node],
+    }
+
+
 def test_a_client_cannot_choose_the_request_id(gateway: Gateway) -> None:
     response = gateway.request("GET", "/v1/models", headers={"x-request-id": "req_mine"})
     assert response.headers["x-request-id"] != "req_mine"

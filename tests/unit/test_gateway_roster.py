@@ -1,11 +1,12 @@
 """The gateway's own view of its nodes, without sockets: who gets a request, and who must go."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 
 from sekisho.engine.output import Delta, Ended
 from sekisho.engine.params import SamplingParams
+from sekisho.gate.model import Rank
 from sekisho.gateway.roster import Roster
 from sekisho.node.messages import (
     Abort,
@@ -22,7 +23,7 @@ PARAMS = SamplingParams(max_tokens=4)
 
 
 def ready(tokens_max: int = 100, tenants: bool = True) -> Ready:
-    return Ready(tokens_max, "ipc://p", "memory", "stand-in", tenants, [])
+    return Ready(tokens_max, "ipc://p", "memory", "stand-in", tenants, [], -(-tokens_max // 16), 16)
 
 
 class World:
@@ -138,3 +139,39 @@ def test_a_dead_nodes_last_word_does_not_bring_it_back(world: World) -> None:
     assert not world.roster.ready()
     world.open()
     assert [e.code for e in world.events if isinstance(e, Ended)] == ["not_ready"]
+
+
+def too_small(nodes: Mapping[str, Rank]) -> str:
+    small = [name for name, rank in nodes.items() if (rank.sequence_max or 0) < 100]
+    return f"too small: {small}" if small else ""
+
+
+def test_a_replacement_below_the_window_makes_the_fleet_unready_until_a_larger_one_joins() -> None:
+    world = World("decode-0.1", "prefill-0.1")
+    world.roster = roster = Roster(
+        ["decode", "prefill"], lambda *_: None, world.ended.append, 100, too_small
+    )
+    roster.joined("decode-0.1", ready(400))
+    assert (roster.refusal, roster.ready()) == ("", False), "one role alone is not judged"
+    roster.joined("prefill-0.1", ready(200))
+    assert (roster.ready(), roster.tokens_max()) == (True, 100)
+    number = world.open()
+    roster.exited("prefill-0.1")
+    roster.joined("prefill-0.2", ready(99))
+    assert roster.refusal == "too small: ['prefill-0.2']"
+    assert not roster.ready()
+    world.open()
+    assert [e.code for e in world.events if isinstance(e, Ended)] == ["not_ready"]
+    assert roster.requests() == [number], "what runs goes on"
+    roster.exited("prefill-0.2")
+    roster.joined("prefill-0.3", ready(100))
+    assert (roster.refusal, roster.ready(), roster.tokens_max()) == ("", True, 100)
+
+
+def test_a_node_that_is_being_replaced_is_not_held_against_the_window() -> None:
+    roster = Roster(["colocated"], lambda *_: None, lambda _: None, 100, too_small)
+    roster.joined("colocated-0.1", ready(100))
+    roster.joined("colocated-1.1", ready(99))
+    assert not roster.ready()
+    roster.hear("colocated-1.1", Condemned())
+    assert (roster.ready(), list(roster.ranks())) == (True, ["colocated-0.1"])

@@ -190,7 +190,8 @@ def _role_findings(
             yield _finding("GATE002", model, "", message)
     limits: dict[Role, int] = {}
     for reading in readings:
-        for rank in reading.ranks:
+        # Sekisho's gateway refuses at the smaller length, before either role is asked.
+        for rank in reading.ranks if reading.engine != "sekisho" else ():
             stated = [n for n in (rank.request_max, rank.sequence_max) if n is not None]
             if stated:
                 limits[reading.role] = min(*stated, limits.get(reading.role, stated[0]))

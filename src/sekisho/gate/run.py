@@ -157,7 +157,7 @@ async def check_async(plan: Plan) -> Result:
         raise ClaimError("margin is none: want a number of windows, 0 or more")
     async with Client() as client:
         told = await asyncio.gather(*(_one(client, t, plan.timeout_s) for t in plan.targets))
-    readings = [r for r in told if isinstance(r, Reading)]
+    readings = [r for one in told if isinstance(one, list) for r in one]
     claims = [*plan.claims, *(c for c in told if isinstance(c, Claim))]
     names = dict.fromkeys(
         name for name in (*(c.model for c in claims), *(r.model for r in readings)) if name
@@ -173,25 +173,22 @@ async def check_async(plan: Plan) -> Result:
     )
     contradicted = [
         found
-        for target, reading in zip(plan.targets, told, strict=True)
-        if isinstance(reading, Reading) and (found := _contradiction(target, reading))
+        for target, one in zip(plan.targets, told, strict=True)
+        if isinstance(one, list) and (found := _contradiction(target, one))
     ]
     unread = [u for u in told if isinstance(u, Unread)]
     return judge(readings, unread, claims, policy, contradicted)
 
 
-async def _one(client: Client, target: Target, timeout_s: float) -> Reading | Claim | Unread:
+async def _one(client: Client, target: Target, timeout_s: float) -> list[Reading] | Claim | Unread:
     began = time.monotonic()
     try:
         async with asyncio.timeout(timeout_s):
             told = await _read(client, target)
         if isinstance(told, Claim):
             return told
-        name = target.model or told.model
-        if not name:
-            raise ReadError("it states no model: name it in a catalogue or by --model")
         seconds = round(time.monotonic() - began, 4)
-        return msgspec.structs.replace(told, model=name, seconds=seconds)
+        return [_named(target, reading, seconds) for reading in told]
     except TimeoutError:
         reason, inconclusive = f"no whole answer within {timeout_s:g} s", True
     except ReadError as error:
@@ -205,9 +202,16 @@ async def _one(client: Client, target: Target, timeout_s: float) -> Reading | Cl
     )
 
 
-async def _read(client: Client, target: Target) -> Reading | Claim:
+def _named(target: Target, reading: Reading, seconds: float) -> Reading:
+    name = target.model or reading.model
+    if not name:
+        raise ReadError("it states no model: name it in a catalogue or by --model")
+    return msgspec.structs.replace(reading, model=name, seconds=seconds)
+
+
+async def _read(client: Client, target: Target) -> list[Reading] | Claim:
     if target.what == "file":
-        return _read_file(target)
+        return [_read_file(target)]
     ask = Ask(target.source, _getter(client, target), target.role)
     if target.what == "gateway":
         return await _gateway(ask, target.model)
@@ -256,13 +260,14 @@ async def _no_network(path: str) -> bytes:
     raise ReadError(f"{path}: a file has no other paths")
 
 
-def _contradiction(target: Target, reading: Reading) -> Finding | None:
-    if target.role is None or target.role == reading.role:
+def _contradiction(target: Target, readings: list[Reading]) -> Finding | None:
+    role = readings[0].role if len(readings) == 1 else "both"
+    if target.role is None or target.role == role:
         return None
     return Finding(
         rule="GATE012",
         severity=RULES["GATE012"].default_severity,
-        model=reading.model,
-        source=reading.source,
-        message=f"named as {target.role}, but it states that it is {reading.role}",
+        model=readings[0].model,
+        source=readings[0].source,
+        message=f"named as {target.role}, but it states that it is {role}",
     )

@@ -1,20 +1,20 @@
 """The gate inside ``sekisho serve``: the same judge over the platform's own nodes.
 
 Called with what each node said when it was ready, before the first request is taken, and again
-whenever a node joins: its replacement sizes its pool anew.
+whenever one joins or goes: its replacement sizes its pool anew.
 """
 
 from collections.abc import Mapping
 
 from sekisho.gate.judge import judge, utc_now
-from sekisho.gate.model import Claim, Rank, Reading, Result, Role
+from sekisho.gate.model import Claim, Rank, Reading, Result, Role, Severity
 from sekisho.gate.policy import Policy
 
 _ROLES: dict[str, Role] = {"prefill": "prefill", "decode": "decode", "colocated": "both"}
 
 
-def check_fleet(model: str, window: int, nodes: Mapping[str, int]) -> Result:
-    """Judge ``window`` tokens against ``nodes``: by name, the tokens one request may hold there.
+def check_fleet(model: str, window: int, nodes: Mapping[str, Rank]) -> Result:
+    """Judge ``window`` tokens against ``nodes``: by name, what each can hold.
 
     A name begins with the node's role, as in ``prefill-1``. `refusal` puts the result in words.
 
@@ -31,20 +31,30 @@ def refusal(result: Result) -> str:
     """Why the platform must not serve, in one line; empty if it may."""
     if result.exit_code() == 0:
         return ""
-    said = [f"{f.source}: {f.message}" if f.source else f.message for f in result.findings]
+    against = [f for f in result.findings if f.severity is not Severity.WARNING]
+    said = [f"{f.source}: {f.message}" if f.source else f.message for f in against]
     return "; ".join(said) or "no node was read"
 
 
-def _reading(model: str, name: str, held: int) -> Reading:
+def role_of(name: str) -> Role:
+    """The role that a node's name begins with.
+
+    Raises:
+        ValueError: it has none.
+    """
     role = _ROLES.get(name.partition("-")[0])
     if role is None:
         raise ValueError(f"the node {name!r} has no role that is known")
+    return role
+
+
+def _reading(model: str, name: str, rank: Rank) -> Reading:
     return Reading(
         source=name,
         engine="sekisho",
         version="",
-        role=role,
+        role=role_of(name),
         model=model,
-        ranks=[Rank(name=name, pool_tokens=held, page_size=1, sequence_max=held)],
+        ranks=[rank],
         prefix_scope="tenant",
     )

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -60,8 +61,18 @@ class Api:
 
     async def readiness(self, request: Request) -> Response:
         record_of(request.scope).endpoint = "readiness"
-        _check_ready(self._room())
+        _check_ready(self._room(), self._backend.refusal())
         return JSONResponse({"status": "ready"})
+
+    async def capacity(self, request: Request) -> Response:
+        """What the nodes can physically hold, ready or not; for the gate, which has no key."""
+        record_of(request.scope).endpoint = "capacity"
+        shown: Json = {
+            "model": self._model.name,
+            "ready": self._backend.ready(),
+            **msgspec.to_builtins(self._backend.capacity()),
+        }
+        return JSONResponse(shown)
 
     def close(self) -> None:
         self._authenticators.shutdown()
@@ -119,6 +130,6 @@ class Api:
         }
 
 
-def _check_ready(room: int) -> None:
+def _check_ready(room: int, why: str = "") -> None:
     if room == 0:
-        raise ApiError(503, "not_ready", TOLD["not_ready"])
+        raise ApiError(503, "not_ready", why or TOLD["not_ready"])

@@ -38,6 +38,7 @@ def create_app(backend: Backend, model: ServedModel, store: TenantStore) -> Star
             Route("/health", api.liveness),
             Route("/health/liveness", api.liveness),
             Route("/health/readiness", api.readiness),
+            Route("/health/capacity", api.capacity),
         ],
         middleware=[Middleware(AccessLog)],
         exception_handlers={ApiError: _refused, HTTPException: _refused_by_router},

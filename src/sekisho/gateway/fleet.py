@@ -16,6 +16,8 @@ import zmq.asyncio
 
 from sekisho.engine.output import Delta, Ended
 from sekisho.engine.params import SamplingParams
+from sekisho.gate.serve_check import check_fleet, refusal, role_of
+from sekisho.gateway.backend import Capacity, NodeCapacity
 from sekisho.gateway.roster import Roster
 from sekisho.node import wire
 from sekisho.node.build import NodeConfig
@@ -39,6 +41,8 @@ class Fleet:
         configure: a node's configuration from (role, name, gateway address, own address).
         command: how a node process is started, before its configuration.
         progress: called with (node, what it said while loading).
+        window: tokens that every node must hold for one request; None: what the smallest holds.
+        model: its name, for the gate.
     """
 
     def __init__(
@@ -47,6 +51,8 @@ class Fleet:
         configure: Callable[[str, str, str, str], NodeConfig],
         command: Sequence[str],
         progress: Callable[[str, Loading | Ready], None],
+        window: int | None = None,
+        model: str = "",
     ) -> None:
         self._roles = list(roles)
         self._progress = progress
@@ -60,7 +66,14 @@ class Fleet:
             ),
             self._exited,
         )
-        self._roster = Roster(roles, self._send, self._supervisor.end)
+        self._roster = Roster(
+            roles,
+            self._send,
+            self._supervisor.end,
+            window,
+            lambda nodes: refusal(check_fleet(model, window, nodes)) if window else "",
+        )
+        self._told = ""
         self._reports: dict[str, asyncio.Future[Report]] = {}
         self._changed = asyncio.Event()
         self._started = False
@@ -132,6 +145,30 @@ class Fleet:
         """See `Roster.ready`."""
         return self._roster.ready()
 
+    def refusal(self) -> str:
+        """See `Backend.refusal`."""
+        return self._roster.refusal
+
+    def capacity(self) -> Capacity:
+        """See `Backend.capacity`; a node that is being replaced is left out."""
+        nodes = [node for node in self._roster.nodes.values() if not node.retiring]
+        there = {node.role for node in nodes}
+        return Capacity(
+            window=self._roster.window,
+            missing=sorted(set(self._roles) - there),
+            nodes=[
+                NodeCapacity(
+                    name=node.name,
+                    role=role_of(node.name),
+                    pool_tokens=node.ready.page_count * node.ready.page_size,
+                    page_size=node.ready.page_size,
+                    pages=node.ready.page_count,
+                    tokens_max=node.ready.tokens_max,
+                )
+                for node in nodes
+            ],
+        )
+
     async def generate(
         self, scope: str, tokens: list[int], params: SamplingParams
     ) -> AsyncGenerator[Delta | Ended, None]:
@@ -180,6 +217,7 @@ class Fleet:
                     told.set_result(message)
             case _:
                 self._roster.hear(name, message)
+        self._tell_window()
         self._changed.set()
 
     def _exited(self, name: str, code: int) -> None:
@@ -188,4 +226,18 @@ class Fleet:
         if (told := self._reports.pop(name, None)) is not None:
             told.cancel()
         self._roster.exited(name)
+        self._tell_window()
         self._changed.set()
+
+    def _tell_window(self) -> None:
+        """A line when the window is lost, and one when it is held again; before all nodes are
+        there, whoever starts the fleet is told instead."""
+        told = self._roster.refusal
+        quiet = not self._started or self._roster.draining
+        if quiet or told == self._told or not self._roster.tokens_max():
+            return
+        if told:
+            log.error("not ready, window = %s: %s", self._roster.window, told)
+        else:
+            log.warning("every node holds the window of %s again", self._roster.window)
+        self._told = told

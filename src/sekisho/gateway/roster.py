@@ -10,11 +10,12 @@ error in the log and never text for a client.
 
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sekisho.engine.output import Delta, Ended
 from sekisho.engine.params import SamplingParams
+from sekisho.gate.model import Rank
 from sekisho.node.messages import (
     Abort,
     Condemned,
@@ -44,6 +45,16 @@ class Node:
     def role(self) -> str:
         return self.name.partition("-")[0]
 
+    @property
+    def rank(self) -> Rank:
+        """What it can hold, as the gate judges it."""
+        return Rank(
+            name=self.name,
+            pool_tokens=self.ready.page_count * self.ready.page_size,
+            page_size=self.ready.page_size,
+            sequence_max=self.ready.tokens_max,
+        )
+
 
 @dataclass(eq=False)
 class _Request:
@@ -58,6 +69,8 @@ class Roster:
     Args:
         send: called with (node name, messages); must not wait.
         end: called with the name of a node whose process must end; its parent starts the next.
+        window: tokens of the longest request that is promised; None: what the smallest node holds.
+        refuse: why nodes of these sizes cannot keep the promise, or nothing.
     """
 
     def __init__(
@@ -65,7 +78,13 @@ class Roster:
         roles: Sequence[str],
         send: Callable[[str, Sequence[ToNode]], None],
         end: Callable[[str], None],
+        window: int | None = None,
+        refuse: Callable[[Mapping[str, Rank]], str] = lambda _: "",
     ) -> None:
+        self.window = window
+        self.refusal = ""
+        """Why the nodes cannot keep the window, if they cannot."""
+        self._refuse = refuse
         self.nodes: dict[str, Node] = {}
         self.draining = False
         self._roles = set(roles)
@@ -78,17 +97,23 @@ class Roster:
     # -- queries
 
     def tokens_max(self) -> int:
-        """Prompt plus answer that the smallest node can hold; 0 while a role has no node."""
+        """Prompt plus answer that the smallest node can hold, at most the window; 0 while a role
+        has no node."""
         usable = self._usable()
         if {node.role for node in usable} != self._roles:
             return 0
-        return min(node.ready.tokens_max for node in usable)
+        held = min(node.ready.tokens_max for node in usable)
+        return held if self.window is None else min(held, self.window)
 
     def ready(self) -> bool:
-        """Every role has a node, every node's checks are active, and nothing is draining."""
-        usable = self._usable()
-        guarded = all(node.ready.tenants for node in usable)
-        return guarded and self.tokens_max() > 0 and not self.draining
+        """Every role has a node, every node's checks are active and holds the window, and nothing
+        is draining."""
+        guarded = all(node.ready.tenants for node in self._usable())
+        return guarded and self.tokens_max() > 0 and not self.refusal and not self.draining
+
+    def ranks(self) -> dict[str, Rank]:
+        """What each node can hold, by name, without those that are being replaced."""
+        return {node.name: node.rank for node in self._usable()}
 
     def requests(self) -> list[int]:
         """The numbers of the requests that have not ended."""
@@ -134,6 +159,7 @@ class Roster:
         if name in self._gone:
             return
         node = self.nodes[name] = Node(name, ready)
+        self._judge()
         for other in self.nodes.values():
             for decode, prefill in ((node, other), (other, node)):
                 if (decode.role, prefill.role) == ("decode", "prefill"):
@@ -163,12 +189,17 @@ class Roster:
         node = self.nodes.pop(name, None)
         if node is None:
             return
+        self._judge()
         for number in [n for n, r in self._requests.items() if r.node is node]:
             self.end(number, "node_lost", "the node that answered this request died")
         for other in self.nodes.values():
             self._send(other.name, [PeerDead(name)])
 
     # -- private
+
+    def _judge(self) -> None:
+        """The pool of a node that joins was sized anew: it may be too small for the window."""
+        self.refusal = self._refuse(self.ranks()) if self.tokens_max() else ""
 
     def _usable(self) -> list[Node]:
         return [node for node in self.nodes.values() if not node.retiring]
@@ -183,6 +214,7 @@ class Roster:
         if node is not None and not node.retiring:
             log.error("%s %s: it is replaced", name, why)
             node.retiring = True
+            self._judge()
             self._end_if_retired(node)
 
     def _end_if_retired(self, node: Node) -> None:

@@ -69,6 +69,8 @@ async def serve(
         lambda *names: node_config(settings, folder, *names),
         NODE_COMMAND,
         progress,
+        None if settings.window == "auto" else settings.window,
+        model.name,
     )
     stopping = asyncio.create_task(stop.wait())
     try:
@@ -78,6 +80,8 @@ async def serve(
             starting.cancel()
             return
         starting.result()
+        if refused := fleet.refusal():
+            raise ServeError(f"window = {settings.window}: {refused}")
         server = _Server(
             uvicorn.Config(
                 create_app(fleet, model, store),

@@ -170,8 +170,17 @@ class Machine:
     def ready(self) -> Ready:
         """What this engine's nodes say to a gateway: that they are not for tenants."""
         [tenants] = {pages.policy.tenants for pages in self._pages}
-        runner = self._runners[0].name
-        return Ready(self._advertised, "", self._transports[0].name, runner, tenants, [])
+        runner, pages = self._runners[0].name, self._pages[0]
+        return Ready(
+            self._advertised,
+            "",
+            self._transports[0].name,
+            runner,
+            tenants,
+            [],
+            pages.pool.page_count,
+            pages.layout.page_size,
+        )
 
     def count(self, content: str) -> int:
         """Tokens of a chat with this one user message."""

@@ -59,6 +59,8 @@ class GatewayLine:
                     parts.runner.name,
                     parts.pages.policy.tenants,
                     parts.notes,
+                    parts.pages.pool.page_count,
+                    parts.pages.layout.page_size,
                 )
             ]
         )

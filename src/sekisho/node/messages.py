@@ -67,7 +67,8 @@ class Loading(Message, frozen=True):
 
 
 class Ready(Message, frozen=True):
-    """The node can work. ``tokens_max`` is what one request may hold there, in tokens.
+    """The node can work. ``tokens_max`` is what one request may hold there, in tokens: its pool of
+    ``page_count`` pages of ``page_size`` tokens, or the model's context, if that is less.
     ``notes`` are one-line warnings (a fallback that was taken)."""
 
     tokens_max: int
@@ -76,6 +77,8 @@ class Ready(Message, frozen=True):
     runner: str
     tenants: bool
     notes: list[str]
+    page_count: int
+    page_size: int
 
 
 class Report(Message, frozen=True):

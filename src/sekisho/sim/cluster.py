@@ -109,7 +109,9 @@ class Cluster:
         process = build(self, name, shape, memory, self._scenario.seed, incarnation)
         defences.remove(self._scenario.without, process)
         self.processes[name] = process
-        ready = Ready(process.pages.tokens_max, name, "simulated", "stand-in", True, [])
+        held = process.pages
+        pool = held.pool.page_count, held.layout.page_size
+        ready = Ready(held.tokens_max, name, "simulated", "stand-in", True, [], *pool)
         self._network.send(name, _GATEWAY, lambda: self.roster.joined(name, ready))
 
     def _end(self, name: str) -> None:

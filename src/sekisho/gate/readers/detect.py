@@ -7,8 +7,8 @@ from sekisho.gate.model import Engine, ReadError, Reading
 from sekisho.gate.readers import llamacpp, sekisho, sglang, tgi, vllm
 from sekisho.gate.readers.base import Ask, models
 
-READERS: dict[Engine, Callable[[Ask], Awaitable[Reading]]] = {
-    "sekisho": sekisho.read,
+READERS: dict[Engine, Callable[[Ask], Awaitable[Reading | list[Reading]]]] = {
+    "sekisho": sekisho.read,  # one address for all roles
     "sglang": sglang.read,
     "vllm": vllm.read,
     "llama.cpp": llamacpp.read,
@@ -42,10 +42,11 @@ async def detect(ask: Ask) -> Engine:
     return "tgi"
 
 
-async def read(ask: Ask, kind: Engine | None) -> Reading:
-    """Read ``kind``, or whatever answers.
+async def read(ask: Ask, kind: Engine | None) -> list[Reading]:
+    """Read ``kind``, or whatever answers: one reading for each role behind the address.
 
     Raises:
         ReadError: it cannot be read.
     """
-    return await READERS[kind or await detect(ask)](ask)
+    told = await READERS[kind or await detect(ask)](ask)
+    return told if isinstance(told, list) else [told]
