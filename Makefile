@@ -10,11 +10,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
+# Add `llama.cpp` where its ten minutes of compiling are worth it; its tests are skipped otherwise.
+ENGINES ?= sglang 0.5.19 0.5.23 vllm 0.32.0
 
-.PHONY: help venv system model serve demo sim test bench lint mutants clean
+.PHONY: help venv system model serve demo sim test test-engines bench lint mutants clean
 
 help:  ## this list
-	@awk -F ':.*##  *' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*##  *' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
 
 serve: model  ## start gateway and nodes with the demo model; ARGS="--prefill 2 --decode 2"
 	@exec $(BIN)/sekisho serve $(ARGS)
@@ -27,6 +29,10 @@ sim: venv  ## the simulated cluster under every fault, until stopped; its speed 
 
 test: model  ## all tests, core/ covered to the last line and branch; prints its seeds
 	$(BIN)/pytest --cov --cov-report=term-missing:skip-covered $(ARGS)
+
+test-engines: model  ## tests with real SGLang and vLLM on the CPU, installed into .engines first
+	$(BIN)/python tests/engines/install.py $(ENGINES)
+	$(BIN)/pytest -m engines -s --durations=0 tests/engines $(ARGS)
 
 # Some machines force an old OpenBLAS kernel through these two; a measurement must not inherit it.
 bench: model  ## the table of ratios, and the same as JSON

@@ -32,6 +32,14 @@ def pytest_report_header() -> str:
     return f"seeds: numpy {SEED} (fixture rng), hypothesis derandomized"
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Real engines take minutes and are installed apart: only `-m engines` asks for them."""
+    if "engines" not in config.option.markexpr:
+        real = [item for item in items if item.get_closest_marker("engines")]
+        config.hook.pytest_deselected(items=real)
+        items[:] = [item for item in items if item not in real]
+
+
 @pytest.fixture
 def rng() -> np.random.Generator:
     """A generator that starts anew for every test."""

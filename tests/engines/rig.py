@@ -6,6 +6,7 @@ folder that `install.py` filled, by default ``.engines`` in the checkout.
 
 import contextlib
 import ctypes
+import http.client
 import json
 import os
 import random
@@ -14,7 +15,6 @@ import socket
 import subprocess
 import threading
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -158,12 +158,21 @@ class EngineProcess:
                 raise EngineError(f"{what}; its log ends:\n{self.tail()}")
             time.sleep(0.5)
 
+    def get(self, path: str, timeout_s: float = 10.0) -> bytes:
+        """The body of a 200.
+
+        Raises:
+            OSError: no answer, or another one.
+        """
+        with urllib.request.urlopen(self.url + path, timeout=timeout_s) as answer:
+            return bytes(answer.read())
+
     def _answers(self, path: str) -> bool:
         try:
-            with urllib.request.urlopen(self.url + path, timeout=2) as answer:
-                return bool(answer.status == 200)
-        except (urllib.error.URLError, OSError, ValueError):
+            self.get(path, 2.0)
+        except (OSError, http.client.HTTPException):
             return False
+        return True
 
     def stop(self) -> None:
         """End all its processes; the ones that do not end in time are killed."""

@@ -1,14 +1,16 @@
 """llama.cpp server: ``/props`` and ``/slots``, as its ``tools/server/README.md`` describes them.
 
-``n_ctx`` is the context of one slot, which is all that a request can have. ``/slots`` can be
-switched off (``--no-slots``); then ``/props`` speaks for every slot.
+``n_ctx`` is the context of one slot, which is all that a request can have. Where the slots share
+one pool (``--kv-unified``, the default without ``--parallel``), it is that whole pool for each, and
+a request holds it only while the others are idle. ``/slots`` can be switched off (``--no-slots``,
+answered by 501); then ``/props`` speaks for every slot.
 """
 
 import msgspec
 
 from sekisho.gate.fetch import MissingError, clip
 from sekisho.gate.model import Rank, ReadError, Reading
-from sekisho.gate.readers.base import Ask, ModelEntry, advertised, all_of, decode, models, tokens
+from sekisho.gate.readers.base import Ask, ModelEntry, advertised, decode, models, tokens
 
 
 class _Generation(msgspec.Struct):
@@ -17,7 +19,8 @@ class _Generation(msgspec.Struct):
 
 class _Props(msgspec.Struct):
     default_generation_settings: _Generation
-    total_slots: int
+    total_slots: int = 0
+    role: str = ""
     model_path: str = ""
     model_alias: str = ""
     build_info: str = ""
@@ -30,9 +33,13 @@ class _Slot(msgspec.Struct):
 
 async def read(ask: Ask) -> Reading:
     """Raises:
-    ReadError: a slot is missing, or a number is none.
+    ReadError: a slot is missing, or a number is none; or it is a router, which holds nothing.
     """
-    props, slots, listed = await all_of(_props(ask), _slots(ask), _models(ask))
+    # First and alone: a router's other answers are errors, which would be taken for the reason.
+    props = decode(await ask.get("/props"), _Props, "/props")
+    if props.role == "router":
+        raise ReadError("a llama.cpp router answers here: name the servers behind it")
+    slots, listed = await _slots(ask), await _models(ask)
     every = tokens(props.default_generation_settings.n_ctx, "n_ctx of /props")
     count = props.total_slots
     if not 1 <= count <= 65536 or (slots and len(slots) != count):
@@ -54,10 +61,6 @@ async def read(ask: Ask) -> Reading:
         # default, and no key of a tenant exists.
         prefix_scope="shared",
     )
-
-
-async def _props(ask: Ask) -> _Props:
-    return decode(await ask.get("/props"), _Props, "/props")
 
 
 async def _slots(ask: Ask) -> list[_Slot]:
