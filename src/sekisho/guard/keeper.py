@@ -84,8 +84,10 @@ class Keeper:
         Raises:
             LocalOwnershipError: one of them is somebody's, or waits for its writer.
         """
-        self._last[pages] = self.ledger.serials_of(pages)
+        check(self._inside(pages), "page index out of range")
+        before = self.ledger.serials_of(pages)
         self.ledger.claim(holding.lease, pages)
+        self._last[pages] = before
         holding.fresh.extend(pages.tolist())
 
     def release(self, pages: Pages) -> Pages:
@@ -94,6 +96,7 @@ class Keeper:
         Raises:
             LocalOwnershipError: one of them is nobody's already.
         """
+        check(self._inside(pages), "page index out of range")
         return self.ledger.drop(pages, self.ledger.serials_of(pages))
 
     def reset(self) -> Pages:
@@ -180,6 +183,9 @@ class Keeper:
         size = self.layout.page_size
         full = len(tokens) // size
         check(len(row) == self.layout.pages_for(len(tokens)), "one page a page of tokens")
+        request = holding.table.request
+        if not self._inside(row):
+            return (Evidence("prefix", request, -1, "pages of this pool", str(row.tolist()[:8])),)
         digests = self.digests(holding, tokens)[:full]
         serials = self.ledger.serials_of(row)
         filled = np.full(full, size, np.uint64)
@@ -194,7 +200,6 @@ class Keeper:
         for i, page in enumerate(row.tolist()):
             if self.ledger.state_of(page) in (State.FREE, State.QUARANTINED):
                 wrong[i] = True
-        request = holding.table.request
         return self._named(
             tuple(
                 Evidence("prefix", request, int(row[i]), f"ordinal {i}", self.owner(int(row[i])))
@@ -206,7 +211,8 @@ class Keeper:
         """Headers of this request's own pages, from ordinal ``first``, ``end`` tokens written."""
         size = self.layout.page_size
         count = self.layout.pages_for(end) - first
-        digests = list(self.digests(holding, tokens[:end])[first : first + count])
+        # Of the full pages only: the holding may know digests of pages beyond this end.
+        digests = self.digests(holding, tokens[:end])[first : end // size]
         filled = np.full(count, size, np.uint64)
         if end % size:
             filled[-1] = end % size
@@ -217,7 +223,9 @@ class Keeper:
 
     def wrote(self, holding: Holding, tokens: Sequence[int], first: int, row: Pages) -> None:
         """This engine has filled ``row`` (ordinals from ``first``) up to the end of ``tokens``."""
-        self.headers.words[row] = self.own_words(holding, tokens, first, len(tokens))
+        words = self.own_words(holding, tokens, first, len(tokens))
+        check(len(row) == len(words), "one page a page of tokens")
+        self.headers.words[row] = words
         holding.fresh.clear()
 
     # -- evidence
@@ -231,6 +239,9 @@ class Keeper:
         state = self.ledger.state_of(page).name.lower()
         ordinal = int(self.headers.words[page, ORDINAL_WORD]) & 0xFFFFFFFF
         return f"{state} of {now}, before of {before}, ordinal {ordinal}"
+
+    def _inside(self, pages: Pages) -> bool:
+        return bool(((pages >= 0) & (pages < self.ledger.page_count)).all())
 
     def _named(self, evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
         """The same, with the requests that hold and held each page."""

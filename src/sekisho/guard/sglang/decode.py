@@ -94,12 +94,12 @@ def _send_metadata(
         if not np.array_equal(np.asarray(kv_indices), holding.table.pages):
             found = str(np.asarray(kv_indices).tolist()[:16])
             raise LocalOwnershipError(f"destination is {found}, reserved are others")
+        aux = args[0] if args else kwargs.get("aux_index")
+        state.grants.open(receiver, holding, aux)
     except LocalOwnershipError as error:
         state.doom(req, [Evidence("reserve", 0, -1, str(error), "-")], "reserve")
         receiver.abort()
         return None
-    aux = args[0] if args else kwargs.get("aux_index")
-    state.grants.open(receiver, holding, aux)
     return original(receiver, kv_indices, *args, **kwargs)
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sekisho.core.errors import check
 from sekisho.core.lease import Lease
 from sekisho.guard.keeper import Holding, Keeper
 from sekisho.guard.sglang.wire import Drain, Drained
@@ -25,6 +26,7 @@ log = logging.getLogger("sekisho.guard")
 
 ASK_EVERY_S = 0.5
 _CONNECT_S = 1.0
+_LISTENING = "0A"
 
 
 @dataclass(eq=False)
@@ -64,10 +66,15 @@ class Grants:
         threading.Thread(target=self._ask, name="sekisho-drain", daemon=True).start()
 
     def open(self, receiver: Any, holding: Holding, slot: int | None) -> None:
-        """Prefill is about to be told of the pages that ``holding`` expects to be filled."""
+        """Prefill is about to be told of the pages that ``holding`` expects to be filled.
+
+        Raises:
+            LocalOwnershipError: an open grant has this room; one's commit would end the other's.
+        """
         ranks = list(receiver.bootstrap_infos or ())
-        pin = self._keeper.ledger.pin(holding.table.pages)
         room = receiver.bootstrap_room
+        check(room not in self._by_room, f"bootstrap_room {room} is in use")
+        pin = self._keeper.ledger.pin(holding.table.pages)
         grant = Grant(room, holding, pin, slot, ranks, receiver.kv_mgr)
         with self._lock:
             self._by_room[room] = grant
@@ -182,18 +189,31 @@ def gone(host: str, port: int) -> bool:
 
 
 def _unread() -> bool:
-    """Whether any TCP socket of this process holds bytes that were not read (proc(5))."""
+    """Whether any TCP socket of this process, or one that waits to be accepted by it, holds bytes
+    that were not read (proc(5)). What cannot be looked up counts as unread."""
     own = set()
-    for link in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):
-            target = str(link.readlink())
-            if target.startswith("socket:["):
-                own.add(target[8:-1])
-    for table in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError):
-            for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
-                fields = line.split()
-                listening = fields[3] == "0A"
-                if fields[9] in own and not listening and int(fields[4].split(":")[1], 16) > 0:
-                    return True
+    try:
+        for link in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # the descriptor of this very listing
+                target = str(link.readlink())
+                if target.startswith("socket:["):
+                    own.add(target[8:-1])
+        rows = [line.split() for line in _sockets()]
+    except OSError:
+        return True
+    ports = {r[1].rpartition(":")[2] for r in rows if r[3] == _LISTENING and r[9] in own}
+    for row in rows:
+        local, queues, inode = row[1], row[4], row[9]
+        # A connection that nobody has accepted has no inode yet.
+        ours = inode in own or (inode == "0" and local.rpartition(":")[2] in ports)
+        if ours and row[3] != _LISTENING and int(queues.partition(":")[2], 16) > 0:
+            return True
     return False
+
+
+def _sockets() -> list[str]:
+    """Lines of the kernel's tables of TCP sockets; without IPv6 there is only the first."""
+    lines = Path("/proc/self/net/tcp").read_text().splitlines()[1:]
+    with contextlib.suppress(FileNotFoundError):
+        lines += Path("/proc/self/net/tcp6").read_text().splitlines()[1:]
+    return lines

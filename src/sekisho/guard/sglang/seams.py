@@ -50,7 +50,7 @@ def hold(seams: Iterable[Seam]) -> None:
                 f"{seam.target} has parameters {', '.join(found) or 'none'}, "
                 f"not the known {', '.join(seam.parameters)}"
             )
-        _originals[seam.target] = original
+        _originals.setdefault(seam.target, original)  # a second seam goes around the first
         wrapper = _wrap(original, seam.around)
         setattr(owner, name, classmethod(wrapper) if method else wrapper)
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from sekisho.core.errors import check
 from sekisho.core.lease import Lease
 from sekisho.core.ledger import Pages
 from sekisho.core.memory import WORDS, Words
@@ -105,7 +106,11 @@ class Transfers:
             busy = self._under_way.get(drain.room, 0) > 0
             if busy:
                 self._waiting[drain.room] = drain
-            own = drain.lease in self._leases.get(drain.room, {}).values()
+            granted = self._leases.get(drain.room, {})
+            own = drain.lease in granted.values()
+            # Gone, and not only cancelled: what is cancelled is forgotten after a while.
+            for session in [s for s, lease in granted.items() if lease == drain.lease]:
+                del granted[session]
         if not busy:
             self._drained(drain)
         return own
@@ -118,7 +123,10 @@ class Transfers:
 
     def _drained(self, drain: Drain) -> None:
         answer = Drained(drain.room, drain.lease, drain.rank)
-        self._send(drain.host, drain.port, answer.frames())
+        try:
+            self._send(drain.host, drain.port, answer.frames())
+        except Exception:  # decode asks again; a transfer thread must not end for it
+            log.exception("sekisho: answering a decode server about room %s failed", drain.room)
 
     # -- the worker threads
 
@@ -127,6 +135,9 @@ class Transfers:
     ) -> list[tuple[int, int, int]]:
         """Blocks (source, destination, bytes) that carry the headers of ``destination``'s pages."""
         count = len(destination)
+        check(count <= len(note.words), "more pages to fill than pages that are sent")
+        if not count:
+            return []
         rows = self.here.rows(manager, self._keeper.ledger.page_count)
         rows[:count] = note.words[:count]
         rows[:count, 1], rows[:count, 2] = lease

@@ -82,11 +82,12 @@ def split(frames: Frames) -> tuple[Frames, Registration | Lease | None]:
     if not frames or not frames[-1].startswith(MARK):
         return frames, None
     last = frames[-1]
+    version = int.from_bytes(last[len(MARK) + 1 : len(MARK) + 3], "little")
+    if len(last) >= len(MARK) + 3 and version != VERSION:  # its frames may be of another size
+        raise ValueError(f"a peer's guard speaks version {version}, not {VERSION}")
     for kind, form in ((b"R", _REGISTRATION), (b"G", _GRANT)):
         if last[len(MARK) : len(MARK) + 1] == kind and len(last) == form.size:
-            _, _, version, *rest = form.unpack(last)
-            if version != VERSION:
-                raise ValueError(f"a peer's guard speaks version {version}, not {VERSION}")
+            _, _, _, *rest = form.unpack(last)
             return frames[:-1], Registration(*rest) if kind == b"R" else Lease(*rest)
     raise ValueError("a frame of a peer's guard is cut off")
 
