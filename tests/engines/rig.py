@@ -26,7 +26,7 @@ import aiohttp
 
 ROOT = Path(__file__).parents[2]
 STAND_INS = Path(__file__).parent / "stand_ins"
-START_S = 300.0
+START_S = 600.0
 _STOP_S = 8.0
 _TAIL_LINES = 25
 _PORTS = range(20000, 30000)  # below those that the kernel gives to outgoing connections
