@@ -90,7 +90,7 @@ class TestInvertedSglang:
     def test_a_claim_that_prefill_holds_is_not_against_it(self, pair: SglangPair) -> None:
         """Both engines still advertise 4,096, which is what a gateway in front would replace."""
         seen = gate(*sglang(pair), "--advertised", "1018")
-        assert seen.held() == gate(*sglang(pair), "--advertised", "4096").held()
+        assert seen.held()["prefill"] == 1018
         assert seen.findings("GATE006")
 
 
@@ -111,6 +111,11 @@ class TestHoldingSglang:
         seen = gate(*sglang(pair), "--advertised", "4096", "--prompt", "4090")
         assert seen.code == 0
         assert not seen.findings("GATE001")
+
+    def test_its_own_context_is_prompt_and_answer(self, pair: SglangPair) -> None:
+        seen = gate(*sglang(pair))
+        assert seen.code == 0
+        assert seen.held() == {"prefill": 4096, "decode": 4096}
 
     def test_more_than_the_engines_take_does_not(self, pair: SglangPair) -> None:
         seen = gate(*sglang(pair), "--advertised", "4097", "--prompt", "4090")

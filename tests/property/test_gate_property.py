@@ -32,6 +32,7 @@ readings = st.builds(
     model=st.sampled_from(["m", "n", ""]),
     ranks=st.lists(ranks, max_size=3),
     advertised=st.none() | sizes,
+    answer_min=st.integers(1, 8),
     prefix_scope=st.sampled_from(["tenant", "shared", "off", "unknown"]),
 )
 claims = st.builds(
@@ -52,13 +53,15 @@ unreads = st.builds(
 
 
 def held(rank: Rank, role: str, claim: Claim, prompt: int) -> bool:
-    """The claim, one token at a time: can a request of it be placed and is it let in?"""
+    """The claim, one token at a time: can a request of it be placed and is it let in? ``prompt``:
+    what somebody who knows states for all claims; else it is each claim's own, or its window."""
     total = claim.window + (0 if role == "prefill" else claim.output_tokens)
     pages_needed = -(-total // rank.page_size)
     pages_given = max(0, rank.pool_tokens - rank.reserved_tokens) // rank.page_size
     placed = pages_needed <= pages_given
     short_enough = rank.sequence_max is None or total <= rank.sequence_max
-    let_in = rank.request_max is None or (prompt or claim.window) <= rank.request_max
+    longest = prompt or claim.prompt_max or claim.window
+    let_in = rank.request_max is None or longest <= rank.request_max
     return placed and short_enough and let_in
 
 
@@ -73,7 +76,7 @@ def test_whatever_holds_less_than_is_claimed_is_never_a_pass(
         mine = [r for r in read if r.model == model]
         about = [c for c in every if c.model == model]
         roles = {r.role for r in mine}
-        prompt = max((c.prompt_max for c in about), default=0)
+        prompt = max((c.prompt_max for c in about if not c.own), default=0)
         holds &= bool(about) and ("both" in roles or {"prefill", "decode"} <= roles)
         for reading in mine:
             holds &= bool(reading.ranks)

@@ -177,7 +177,8 @@ def test_a_key_that_cannot_be_sent_is_refused_and_not_shown(value: str) -> None:
 def test_a_stated_prompt_settles_a_prompt_limit_and_nothing_else() -> None:
     with running(sglang("0.5.20")) as [engine]:
         target = Target(source=engine.url)
-        assert "GATE001" in rules(judged(target))
+        assert "GATE001" in rules(judged(target, window=4096))
+        assert "GATE001" not in rules(judged(target)), "its own context is not all prompt"
         from sekisho.gate.model import Claim
         from sekisho.gate.run import Plan
 
@@ -213,7 +214,7 @@ def test_margin_warns_or_fails() -> None:
 def test_a_waiver_covers_until_its_day_and_then_counts_itself() -> None:
     def run(*waivers: Waiver) -> tuple[int, set[str], int]:
         with running(sglang("0.5.20")) as [engine]:
-            result = judged(Target(source=engine.url), waivers=waivers)
+            result = judged(Target(source=engine.url), window=4096, waivers=waivers)
         return result.exit_code(), rules(result), result.waived()
 
     good = Waiver(rule="GATE001", until=FOREVER, because="prompts end at 4,090")

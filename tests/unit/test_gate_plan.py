@@ -31,7 +31,7 @@ def config(name: str, **changes: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("name", "kilobytes"),
-    [("DeepSeek-V3", 70.272), ("Qwen2.5-72B", 327.680), ("Llama-3.1-405B", 516.096)],
+    [("DeepSeek-V3", 70.272), ("Qwen2.5-72B-Instruct", 327.680), ("Llama-3.1-405B", 516.096)],
 )
 def test_bytes_of_a_token_as_published(name: str, kilobytes: float) -> None:
     """Table 1 of "Insights into DeepSeek-V3" (arXiv 2505.09343), KV cache per token in BF16."""
@@ -61,7 +61,7 @@ def test_bytes_of_a_token_by_the_formula(name: str, ranks: int, dtype: str, expe
 
 def test_what_is_counted_conservatively_is_said() -> None:
     assert "sliding" in " ".join(kv_shape(config("Mistral-7B-v0.1"), 1).notes)
-    assert not kv_shape(config("Qwen2.5-72B"), 1).notes
+    assert not kv_shape(config("Qwen2.5-72B-Instruct"), 1).notes
     assert "each keeps all" in " ".join(kv_shape(config("DeepSeek-V3"), 8).notes)
 
 

@@ -25,7 +25,42 @@ def test_the_inverted_pair_of_the_samples_names_prefill_with_1018_against_4096()
     assert [(f.observed, f.required) for f in found] == [(1018, 4096)]
     assert "prefill holds 1018 tokens, 4096 are advertised" in found[0].message
     assert result.servable == {"/models/smollm2": 1018}
-    assert {c.role: c.servable for c in result.capacities} == {"prefill": 1018, "decode": 4090}
+    assert {c.role: c.servable for c in result.capacities} == {"prefill": 1018, "decode": 4096}
+
+
+def stock(**changed: object) -> list[Answers]:
+    """A pair of SGLang 0.5.23 with --context-length 4096, which takes prompts of 4,090."""
+    sizes = {"max_total_num_tokens": 8192, "max_req_input_len": 4090, **changed}
+    pair = [sglang(f"0.5.23-{role}", **sizes) for role in ("prefill", "decode")]
+    for answers in pair:
+        info = json.loads(cast(bytes, answers["/server_info"]))
+        for state in info["internal_states"]:
+            state["memory_usage"]["token_capacity"] = sizes["max_total_num_tokens"]
+        load = {"dp_rank": 0, "max_total_num_tokens": sizes["max_total_num_tokens"]}
+        answers["/server_info"] = json.dumps(info).encode()
+        answers["/v1/loads"] = json.dumps({"loads": [load]}).encode()
+    return list(pair)
+
+
+@pytest.mark.parametrize(
+    ("window", "changed", "code", "servable"),
+    [
+        (None, {}, 0, 4096),
+        (None, {"max_req_input_len": 4089}, 1, 4089),
+        (None, {"max_total_num_tokens": 4095, "max_req_input_len": 4089}, 1, 3568),
+        (None, {"max_total_num_tokens": 4096 + 512}, 0, 4096),
+        (None, {"max_total_num_tokens": 4096 + 511}, 1, 4080),
+        (4090, {}, 0, 4096),
+        (4096, {}, 1, 4090),
+    ],
+)
+def test_the_context_of_a_stock_sglang_is_prompt_and_answer_unless_somebody_advertises_it(
+    window: int | None, changed: dict[str, object], code: int, servable: int
+) -> None:
+    with running(*stock(**changed)) as pair:
+        result = judged(*(Target(source=e.url) for e in pair), window=window)
+    assert (result.exit_code(), list(result.servable.values())) == (code, [servable])
+    assert ("GATE001" in rules(result)) is bool(code)
 
 
 def test_the_faulty_version_of_the_samples_cites_its_report() -> None:

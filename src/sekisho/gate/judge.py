@@ -8,8 +8,10 @@ The arithmetic, for a model with an advertised ``window`` and ``output`` tokens 
 
 A prompt limit below the window is a shortfall like any other: a prompt in between is within what is
 advertised and is refused inside the engine, which is where the over-long path of sglang#30233
-begins. Only a stated ``prompt`` (refused in front of the engine when longer) replaces the window
-in that one comparison; pools and sequence limits are never compared with less than the window.
+begins. Two things replace the window in that one comparison: a stated ``prompt`` (refused in front
+of the engine when longer), and, where nobody but the engine states the window, its context less the
+answer's least part, as that is what its limit of a prompt is made of. Pools and sequence limits are
+never compared with less than the window.
 """
 
 import datetime
@@ -37,7 +39,8 @@ _SHOWN = 4  # sources named in one message
 
 
 class Need(NamedTuple):
-    """What the claims of one model ask for, together, in tokens. ``prompt`` 0: the window."""
+    """What the claims of one model ask for, together, in tokens. ``prompt`` 0: the window, or
+    more."""
 
     window: int
     output: int
@@ -95,8 +98,10 @@ def need_of(claims: Sequence[Claim]) -> Need:
     """The largest window, and output such that the largest sum of both is covered."""
     window = max((c.window for c in claims), default=0)
     total = max((c.window + c.output_tokens for c in claims), default=0)
-    stated = [c.prompt_max for c in claims if c.prompt_max]
-    return Need(window, total - window, max(stated, default=0))
+    stated = [c.prompt_max for c in claims if c.prompt_max and not c.own]
+    # Whoever knows what is in front of the engine knows it for every claim.
+    prompt = max(stated or (c.prompt_max or c.window for c in claims), default=0)
+    return Need(window, total - window, prompt if stated or prompt < window else 0)
 
 
 def window_of(rank: Rank, role: Role, need: Need) -> tuple[int, str]:
@@ -255,8 +260,13 @@ def _unread(unread: Unread) -> Finding:
 
 
 def _own_claim(reading: Reading) -> Claim:
+    window = reading.advertised or 0
     return Claim(
-        model=reading.model, window=reading.advertised or 0, source=f"{reading.source}/v1/models"
+        model=reading.model,
+        window=window,
+        source=f"{reading.source}/v1/models",
+        prompt_max=max(1, window - reading.answer_min),
+        own=True,
     )
 
 

@@ -45,6 +45,8 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
         source: its URL without credentials, or the file that was read.
         version: as the engine states it; empty where it does not.
         advertised: the window that this engine itself states to clients.
+        answer_min: tokens of that window that it never takes as a prompt, since they are the
+            answer's; at least one.
         prefix_scope: who can hit whose cached prefixes.
         seconds: how long reading took.
     """
@@ -56,6 +58,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     ranks: list[Rank]
     advertised: int | None = None
+    answer_min: int = 1
     prefix_scope: PrefixScope = "unknown"
     seconds: float = 0.0
 
@@ -70,6 +73,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
         source: who says so.
         prompt_max: the longest prompt that is let through to the engine. 0: the window, as
             nothing in front of the engine refuses a prompt that fills it.
+        own: an engine says it of itself. It is then its context, which no prompt fills alone.
     """
 
     model: str
@@ -77,6 +81,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int = 0
     source: str
     prompt_max: int = 0
+    own: bool = False
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):

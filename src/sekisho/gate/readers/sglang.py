@@ -27,6 +27,8 @@ _ROLES: dict[str, Role] = {
     "unified": "both",  # what /metrics calls it
 }
 _RESERVED = 512  # the default of num_reserved_decode_tokens, which /metrics does not show
+_ANSWER = 1 + 5
+"""What `max_req_input_len` leaves of the context."""
 _POOL, _PAGE, _CONTEXT = "sglang:max_total_num_tokens", "sglang:page_size", "sglang:context_len"
 
 
@@ -83,6 +85,7 @@ async def read(ask: Ask) -> Reading:
         model=clip(info.served_model_name or info.model_path),
         ranks=_ranks(info, role, pools),
         advertised=advertised(listed),
+        answer_min=_ANSWER,
         prefix_scope=_scope(info, role),
     )
 
@@ -123,7 +126,7 @@ def _rank_of(labels: tuple[tuple[str, str], ...], values: dict[str, int], role: 
         name=clip(" ".join(f"{k}={v}" for k, v in labels if k.endswith("_rank")), 80),
         pool_tokens=pool,
         page_size=values[_PAGE],
-        request_max=max(0, min(context, pool) - 1 - 5),
+        request_max=max(0, min(context, pool) - _ANSWER),
         sequence_max=context,
         reserved_tokens=_RESERVED if role == "decode" else 0,
     )
