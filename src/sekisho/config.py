@@ -31,6 +31,18 @@ _NOT_SETTINGS = frozenset(
     {"SEKISHO_REQUIRE_MOONCAKE", "SEKISHO_REQUIRE_CHROMIUM", "SEKISHO_ENGINES"}
 )
 _NODES_MAX = 64
+REPEATABLE = ("sglang_prefill", "sglang_decode")
+"""Settings that hold several values: their flags may be given more than once."""
+# No credentials, path, query or fragment: those would be shown, or are none of an engine's.
+_SERVER = re.compile(r"(https?://[^\s/@?#,\\]+?(?::\d{1,5})?)/?(?:@(\d{1,5}))?", re.ASCII)
+
+
+# What an engine that runs elsewhere has settings of its own for.
+_OF_OUR_NODES = (
+    *("dtype", "device", "isolation", "colocated", "prefill", "decode", "transport"),
+    *("mooncake_protocol", "page_size", "pool_tokens", "max_batch", "chunk_tokens", "queue_max"),
+    "threads",
+)
 
 
 class ConfigError(Exception):
@@ -88,6 +100,20 @@ class Settings(BaseModel):
     )
     mooncake_protocol: Literal["tcp", "rdma"] = Field("tcp", description="tcp or rdma")
     mooncake_device: str = Field("", description="the RDMA device; empty: Mooncake chooses")
+    engine: Literal["sekisho", "sglang"] = Field(
+        "sekisho",
+        description="sekisho (nodes of our own, started here) or sglang (running servers)",
+    )
+    sglang_prefill: str = Field(
+        "",
+        description="SGLang prefill servers, each once, as http://host:port[@BOOTSTRAP_PORT], "
+        "with commas or by repeating the flag",
+    )
+    sglang_decode: str = Field(
+        "",
+        description="SGLang decode servers, each once, as http://host:port, with commas or by "
+        "repeating the flag",
+    )
     host: str = Field("127.0.0.1", description="the address the gateway binds")
     port: int = _whole("the TCP port of the gateway (0: any free one)", 0, 65535, 8000)
     page_size: int = Field(
@@ -129,10 +155,21 @@ class Settings(BaseModel):
     @classmethod
     def _no_lenient_values(cls, value: object, info: ValidationInfo) -> object:
         """Pydantic would take true or 1.0 for 1; and "" for a path is the current folder."""
-        if isinstance(value, bool | float) or (
-            value == "" and info.field_name != "mooncake_device"
-        ):
+        may_be_empty = info.field_name in ("mooncake_device", *REPEATABLE)
+        if isinstance(value, bool | float) or (value == "" and not may_be_empty):
             raise ValueError("not a value of this setting")
+        return value
+
+    @field_validator(*REPEATABLE, mode="before")
+    @classmethod
+    def _servers(cls, value: object, info: ValidationInfo) -> object:
+        """A list of a file or of repeated flags, or text with commas; checked, and kept as text."""
+        if isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
+            value = ",".join(value)
+        if isinstance(value, str):
+            servers = parse_servers(value)
+            if info.field_name == "sglang_decode" and any(port for _, port in servers):
+                raise ValueError("a decode server has no bootstrap port")
         return value
 
     @field_validator("state_dir")
@@ -152,7 +189,22 @@ class Settings(BaseModel):
         split = f"prefill = {self.prefill} and decode = {self.decode}"
         together = self.colocated > 0
         moves = self.transport != "auto" or self.mooncake_protocol != "tcp"
+        foreign = self.engine != "sekisho"
+        unused = [name for name in _OF_OUR_NODES if self._is_changed(name)] if foreign else []
         return (
+            (
+                foreign and not (self.sglang_prefill and self.sglang_decode),
+                f'engine = "{self.engine}" needs sglang_prefill and sglang_decode, a server each',
+            ),
+            (
+                not foreign and bool(self.sglang_prefill or self.sglang_decode),
+                'sglang_prefill and sglang_decode need engine = "sglang"',
+            ),
+            (
+                bool(unused),
+                f'{"".join(unused[:1])} has no use with engine = "{self.engine}": its servers are '
+                "configured where they run",
+            ),
             (
                 together and (self.prefill > 0 or self.decode > 0),
                 f"colocated = {self.colocated} excludes {split}: give one or the other",
@@ -182,6 +234,12 @@ class Settings(BaseModel):
                 f"pool_tokens = {self.pool_tokens} is below one page of {self.page_size} tokens",
             ),
         )
+
+    def _is_changed(self, name: str) -> bool:
+        """Whether it differs from its default; so does a default that other settings decide."""
+        field = type(self).model_fields[name]
+        default = field.get_default(call_default_factory=True, validated_data={"colocated": 0})
+        return bool(getattr(self, name) != default)
 
     def resolved(self) -> dict[str, Resolved]:
         """Each setting in order of declaration; a password in the database URL is masked."""
@@ -228,6 +286,24 @@ def load_settings(
         raise ConfigError(_explain(error, places)) from None
     settings._sources.update(sources)
     return settings
+
+
+def parse_servers(text: str) -> list[tuple[str, int]]:
+    """The servers of ``sglang_prefill`` or ``sglang_decode``: URL and bootstrap port, 0 if none is
+    given.
+
+    Raises:
+        ValueError: one is no URL of a server, or occurs twice.
+    """
+    servers: list[tuple[str, int]] = []
+    for part in filter(None, (each.strip() for each in text.split(","))):
+        match = _SERVER.fullmatch(part)
+        if match is None or (match[2] and not 0 < int(match[2]) < 65536):
+            raise ValueError("not the URL of a server")
+        servers.append((match[1], int(match[2] or 0)))
+    if len({url for url, _ in servers}) != len(servers):
+        raise ValueError("a server occurs twice")
+    return servers
 
 
 def mask_password(url: str) -> str:

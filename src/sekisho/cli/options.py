@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sekisho.config import DEFAULT_FILE, Settings, load_settings
+from sekisho.config import DEFAULT_FILE, REPEATABLE, Settings, load_settings
 
 _FILE = inspect.Parameter(
     "file",
@@ -38,7 +38,7 @@ def with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
         flags = {
             name: value
             for name in Settings.model_fields
-            if (value := given.pop(name, None)) is not None
+            if (value := given.pop(name, None)) not in (None, [])
         }
         return command(load_settings(flags, os.environ, file), **given)
 
@@ -57,9 +57,10 @@ def _flag(name: str) -> inspect.Parameter:
         help=Settings.model_fields[name].description,
         show_default=False,
     )
+    kind = list[str] if name in REPEATABLE else str
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,
         default=None,
-        annotation=Annotated[str | None, option],
+        annotation=Annotated[kind | None, option],
     )

@@ -22,6 +22,7 @@ def serve(settings: Settings) -> None:
     # Late, because they import torch: `sekisho --help` must not wait for it.
     from sekisho.engine.demo import ensure_demo_model
     from sekisho.engine.spec import ModelError
+    from sekisho.gateway.engines.replica import EngineError
     from sekisho.gateway.fleet import FleetError
     from sekisho.gateway.keys import StoreError
     from sekisho.gateway.serve import ServeError
@@ -38,7 +39,7 @@ def serve(settings: Settings) -> None:
         else:
             folder = Path(settings.model)
         asyncio.run(run(settings, folder, _progress, _announce))
-    except (ServeError, FleetError, ModelError, StoreError) as error:
+    except (ServeError, FleetError, EngineError, ModelError, StoreError) as error:
         print(f"sekisho: {error}", file=sys.stderr)
         raise typer.Exit(2) from None
 

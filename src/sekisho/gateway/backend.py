@@ -55,5 +55,26 @@ class Backend(Protocol):
         self, scope: str, tokens: list[int], params: SamplingParams
     ) -> AsyncGenerator[Delta | Ended, None]:
         """Deltas, then exactly one `Ended`, always, whatever happens to the nodes. Closing the
-        iterator early aborts the request."""
+        iterator early aborts the request.
+
+        Raises:
+            ApiError: 400 that names a field, before the first event: the engine cannot do what
+                ``params`` asks for.
+        """
+        ...
+
+
+class Platform(Backend, Protocol):
+    """A backend with a life of its own."""
+
+    async def start(self) -> None:
+        """Return when tenants may be served.
+
+        Raises:
+            FleetError, EngineError: they never may.
+        """
+        ...
+
+    async def stop(self, grace: float) -> None:
+        """Refuse new requests, give those under way ``grace`` seconds, end everything."""
         ...

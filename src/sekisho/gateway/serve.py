@@ -15,8 +15,10 @@ import uvicorn
 
 from sekisho.config import Settings
 from sekisho.engine.spec import load_spec
-from sekisho.engine.tokenizer import load_tokenizer
+from sekisho.engine.tokenizer import Tokenizer, load_tokenizer
 from sekisho.gateway.app import create_app
+from sekisho.gateway.backend import Platform
+from sekisho.gateway.engines.build import sglang_fleet
 from sekisho.gateway.fleet import Fleet
 from sekisho.gateway.model import ServedModel
 from sekisho.gateway.store import TenantStore
@@ -54,24 +56,18 @@ async def serve(
     """Run until SIGINT or SIGTERM, then drain and return.
 
     Raises:
-        ServeError, FleetError, ModelError, StoreError: it cannot start.
+        ServeError, FleetError, EngineError, ModelError, StoreError: it cannot start.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     listener = _bind(settings.host, settings.port)
-    model = _served_model(settings, folder)
+    tokenizer = load_tokenizer(folder)
+    model = _served_model(settings, folder, tokenizer)
     settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     store = TenantStore.open(settings.database, settings.state_dir / "pepper")
-    fleet = Fleet(
-        roles_of(settings),
-        lambda *names: node_config(settings, folder, *names),
-        NODE_COMMAND,
-        progress,
-        None if settings.window == "auto" else settings.window,
-        model.name,
-    )
+    fleet = platform_of(settings, folder, model.name, tokenizer, progress)
     stopping = asyncio.create_task(stop.wait())
     try:
         starting = asyncio.create_task(fleet.start())
@@ -104,6 +100,31 @@ async def serve(
         await fleet.stop(0.0)
         store.close()
         listener.close()
+
+
+def platform_of(
+    settings: Settings,
+    folder: Path,
+    model: str,
+    tokenizer: Tokenizer,
+    progress: Callable[[str, Loading | Ready], None],
+) -> Platform:
+    """What answers behind the gateway, not started yet.
+
+    Raises:
+        StoreError: the secret of the scopes cannot be used.
+    """
+    window = None if settings.window == "auto" else settings.window
+    if settings.engine == "sglang":
+        return sglang_fleet(settings, tokenizer, window)
+    return Fleet(
+        roles_of(settings),
+        lambda *names: node_config(settings, folder, *names),
+        NODE_COMMAND,
+        progress,
+        window,
+        model,
+    )
 
 
 def roles_of(settings: Settings) -> list[str]:
@@ -165,11 +186,11 @@ def _bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _served_model(settings: Settings, folder: Path) -> ServedModel:
+def _served_model(settings: Settings, folder: Path, tokenizer: Tokenizer) -> ServedModel:
     spec = load_spec(folder)
     return ServedModel(
         name=settings.served_model_name,
-        tokenizer=load_tokenizer(folder),
+        tokenizer=tokenizer,
         vocab_size=spec.vocab_size,
         eos_token_ids=spec.eos_token_ids,
         created=int(time.time()),

@@ -11,9 +11,11 @@ from sekisho.gate.model import Reading
 log = logging.getLogger("sekisho.engines")
 
 Role = Literal["prefill", "decode"]
-MISSES_MAX = 3
-"""Times that a server may be late with its answer before it leaves. One that refuses the connection
-leaves at once; one that computes a long prompt is late and well."""
+DOUBTED_AFTER = 3
+LOST_AFTER = 20
+"""Times that a server may be late with its answer: before it gets no new request, and before what
+it has under way ends. One that refuses the connection leaves at once; one that computes a long
+prompt describes itself only after that."""
 
 
 class EngineError(Exception):
@@ -111,28 +113,30 @@ class Replica:
     def unfit(self, error: UnfitError) -> None:
         """It was examined and may not be used, unless it is only late."""
         self._misses += 1
-        if not error.late or self._misses >= MISSES_MAX:
+        if not error.late or self._misses >= LOST_AFTER:
             self.leave(str(error))
+        elif self._misses >= DOUBTED_AFTER:
+            self._set_aside(str(error))
 
     def doubt(self, why: str) -> None:
         """A request failed there: nothing new goes to it before it has passed an examination, which
         is wanted now. What else it has under way goes on."""
-        if self.examined is not None:
-            log.warning("%s is doubted: %s", self.name, why)
-            self.examined = None
-            self.why = why
+        self._set_aside(why)
         self.wanted.set()
 
     def leave(self, why: str) -> None:
-        """Take it out; what it has under way ends in an error. The next examination that it
-        passes brings it back."""
-        if self.examined is not None:
-            log.error("%s leaves: %s", self.name, why)
-            self.examined = None
-        self.why = why
+        """As `doubt`, but what it has under way ends in an error too. The next examination that
+        it passes brings it back."""
+        self._set_aside(why)
         self.end_all("node_lost", f"{self.name} left: {why}")
 
     def end_all(self, code: str, why: str) -> None:
         """End what it has under way."""
         for lost in list(self._lost):
             lost(code, why)
+
+    def _set_aside(self, why: str) -> None:
+        if self.examined is not None:
+            log.error("%s gets no more requests: %s", self.name, why)
+            self.examined = None
+        self.why = why

@@ -12,6 +12,7 @@ from sekisho.engine.tokenizer import Tokenizer
 T = TypeVar("T")
 _NUMBER = re.compile(r"(?<![\w.])\d{1,15}(?![\w.]*\w)")
 _STATUS = {429: "queue_full", 502: "transfer_failed", 503: "node_lost", 504: "transfer_failed"}
+_TRANSFER = "KVTransferError"
 _VIOLATION = "ownership_violation"  # how the guard's messages of this kind begin
 
 
@@ -130,7 +131,9 @@ class Reader:
             return FailureError("context_length_exceeded", told)
         if status == 503 and "queue" in text and "full" in text:
             return FailureError("queue_full", "too many requests are waiting; try again later")
-        return FailureError(_STATUS.get(status, "internal_error"), where)
+        moved = status == 500 and _TRANSFER in text
+        code = "transfer_failed" if moved else _STATUS.get(status, "internal_error")
+        return FailureError(code, where)
 
     def _limit(self, text: str) -> int | None:
         """The limit in a refusal for length: a number beside that of our tokens, not above it."""
