@@ -61,3 +61,10 @@ def test_a_pool_lets_nobody_else_choose() -> None:
     with pytest.raises(LocalOwnershipError, match="chooses its pages itself"):
         pool.claim(pool.open_lease("a"), pages(1))
     assert pool.free_count == 8
+
+
+def test_pages_are_found_by_their_state() -> None:
+    ledger = Ledger(4, 7)
+    ledger.claim(ledger.open_lease("a"), pages(3, 1))
+    assert ledger.pages_in(State.LEASED).tolist() == [1, 3]
+    assert ledger.states_of(pages(1, 0)).tolist() == [State.LEASED, State.FREE]

@@ -116,6 +116,10 @@ class Ledger:
     def state_of(self, page: int) -> State:
         return State(int(self._state[page]))
 
+    def states_of(self, pages: Pages) -> NDArray[np.uint8]:
+        """`State` of each page, as numbers."""
+        return self._state[pages]
+
     def pages_in(self, state: State) -> Pages:
         """All pages in ``state``, ascending."""
         return np.flatnonzero(self._state == state)

@@ -196,10 +196,8 @@ class Keeper:
             last = self.own_words(holding, tokens, full, len(tokens))
             words = np.concatenate([words, last])
         have = self.headers.gather(row)
-        wrong = (have != words).any(axis=1)
-        for i, page in enumerate(row.tolist()):
-            if self.ledger.state_of(page) in (State.FREE, State.QUARANTINED):
-                wrong[i] = True
+        nobodys = np.isin(self.ledger.states_of(row), (State.FREE, State.QUARANTINED))
+        wrong = (have != words).any(axis=1) | nobodys
         return self._named(
             tuple(
                 Evidence("prefix", request, int(row[i]), f"ordinal {i}", self.owner(int(row[i])))
