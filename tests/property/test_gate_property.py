@@ -97,3 +97,16 @@ def test_a_smaller_pool_never_makes_a_failing_deployment_pass(
     ]
     after = judge(smaller, [], claimed, POLICY).exit_code()
     assert after != 0 or before == 0
+
+
+@given(readings, st.integers(2, 400), st.data())
+def test_an_engines_context_loosens_nobody_elses_claim(
+    reading: Reading, window: int, data: st.DataObject
+) -> None:
+    prompts = data.draw(st.integers(max(1, window - 9), window - 1))
+    rank = Rank(name="r", pool_tokens=10_000, page_size=1, request_max=prompts)
+    stock = structs.replace(reading, model="m", role="both", ranks=[rank], advertised=window)
+    own = {f.rule for f in judge([stock], [], [], POLICY).findings}
+    assert ("GATE001" not in own) is (prompts >= window - stock.answer_min)
+    promised = [Claim(model="m", window=window, source="c")]
+    assert "GATE001" in {f.rule for f in judge([stock], [], promised, POLICY).findings}
