@@ -3,7 +3,8 @@
 Python imports this module at the start of every process that has this folder on PYTHONPATH, also
 of the engines' workers. ``ENGINE_STAND_INS`` says for which engine: ``sglang`` or ``vllm``. No
 operation of an engine is replaced; models of the Llama family then run in the engines' own plain
-torch code.
+torch code. With ``ENGINE_SWITCH`` the faults of `engine_faults` are put in, to be switched at
+run time.
 """
 
 import enum
@@ -12,7 +13,9 @@ import importlib.machinery
 import os
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+
+Hook = Callable[[types.ModuleType], None]
 
 # What SGLang imports at its start and has no wheel for a CPU.
 _ABSENT = frozenset({"torchvision", "torchaudio", "sgl_kernel", "decord"})
@@ -71,11 +74,10 @@ class _Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class _After(importlib.abc.MetaPathFinder):
-    """Calls a function with a module as soon as that module has been imported."""
+    """Calls functions with a module as soon as that module has been imported; by its name."""
 
-    def __init__(self, name: str, then: Callable[[types.ModuleType], None]) -> None:
-        self._name = name
-        self._then = then
+    def __init__(self, hooks: Mapping[str, Sequence[Hook]]) -> None:
+        self._hooks = hooks
 
     def find_spec(
         self,
@@ -83,15 +85,16 @@ class _After(importlib.abc.MetaPathFinder):
         path: Sequence[str] | None,
         target: types.ModuleType | None = None,
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self._name:
+        if fullname not in self._hooks:
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
-            run, then = spec.loader.exec_module, self._then
+            run, hooks = spec.loader.exec_module, self._hooks[fullname]
 
             def exec_module(module: types.ModuleType) -> None:
                 run(module)
-                then(module)
+                for hook in hooks:
+                    hook(module)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
@@ -110,8 +113,17 @@ def _device_index(module: types.ModuleType) -> None:
 
 
 _engine = os.environ.get("ENGINE_STAND_INS", "")
+_after: dict[str, list[Hook]] = {}
 if _engine == "sglang":
     sys.meta_path.append(_Absent())
-    sys.meta_path.insert(0, _After("sglang.srt.disaggregation.mooncake.conn", _host_indices))
+    _after["sglang.srt.disaggregation.mooncake.conn"] = [_host_indices]
 elif _engine == "vllm":
-    sys.meta_path.insert(0, _After("torch.accelerator", _device_index))
+    _after["torch.accelerator"] = [_device_index]
+if "ENGINE_SWITCH" in os.environ:
+    import engine_checks
+    import engine_faults
+
+    for _name, _hook in (*engine_faults.HOOKS, *engine_checks.HOOKS):
+        _after.setdefault(_name, []).append(_hook)
+if _after:
+    sys.meta_path.insert(0, _After(_after))
