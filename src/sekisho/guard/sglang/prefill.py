@@ -158,15 +158,15 @@ def queue_class(plain: type) -> type:
 
 
 def _note(state: Prefill, chunk: Any) -> Note | None:
+    """Of the pages that the worker will read, whatever the row says: their headers go along."""
     req = state.sending
     if req is None or req.bootstrap_room != chunk.room:
         return None
-    part = chunk.index_slice
-    row = state.row(req, part.stop * state.page_size)[part.start :]
+    source = np.asarray(chunk.prefill_kv_indices, np.intp)
     try:
-        note = state.transfers.snapshot(chunk.room, row)
+        note = state.transfers.snapshot(chunk.room, source)
     except LocalOwnershipError as error:  # nothing is sent for it, and decode finds no header
-        state.doom(req, [Evidence("row", 0, -1, str(error), str(row.tolist()[:8]))], "send")
+        state.doom(req, [Evidence("row", 0, -1, str(error), str(source.tolist()[:8]))], "send")
         return None
     state.transfers.queued(note)
     return note

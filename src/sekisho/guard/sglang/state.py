@@ -46,7 +46,7 @@ class State:
         """What ``req``, which has a row, holds; begins it where the row is new."""
         row = req.kv.req_pool_idx
         if row not in self._held:
-            self._held[row] = self.keeper.open(str(req.rid), req.extra_key or "")
+            self._held[row] = self.keeper.open(str(req.rid), scope_of(req))
         return self._held[row]
 
     def row_freed(self, row: int) -> Holding | None:
@@ -140,6 +140,13 @@ class State:
     def _first_cells(self, cells: torch.Tensor) -> Pages:
         first = cells[cells % self.page_size == 0]
         return (first // self.page_size).cpu().numpy().astype(np.intp)
+
+
+def scope_of(req: Any) -> str:
+    """Whose prefixes ``req`` may use: what SGLang keeps its prefix cache apart by, framed; empty
+    for requests that name nothing, which share."""
+    named = (req.extra_key or "", getattr(req, "cache_salt", None) or "")
+    return repr(named) if any(named) else ""
 
 
 _state: State | None = None
