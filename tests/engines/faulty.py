@@ -126,6 +126,11 @@ def tokens_of(text: str) -> list[int]:
     return [int(token) for token in _tokenizer().encode(text)]
 
 
+def text_from(tokens: Sequence[int]) -> str:
+    """The text of a prompt."""
+    return str(_tokenizer().decode(list(tokens)))
+
+
 _PEOPLE = [
     "Amara",
     "Bjorn",
