@@ -26,9 +26,15 @@ PREFIX = "SEKISHO_"
 DEFAULT_FILE = Path("sekisho.toml")
 DEMO_MODEL = "demo"
 DEMO_NAME = "SmolLM2-135M-Instruct"
-# Switches of the test suite, inherited by the processes that it starts.
+# Switches of the test suite, inherited by the processes that it starts; and that of the guard
+# inside other engines.
 _NOT_SETTINGS = frozenset(
-    {"SEKISHO_REQUIRE_MOONCAKE", "SEKISHO_REQUIRE_CHROMIUM", "SEKISHO_ENGINES"}
+    {
+        "SEKISHO_REQUIRE_MOONCAKE",
+        "SEKISHO_REQUIRE_CHROMIUM",
+        "SEKISHO_ENGINES",
+        "SEKISHO_GUARD",
+    }
 )
 _NODES_MAX = 64
 REPEATABLE = ("sglang_prefill", "sglang_decode")

@@ -18,6 +18,7 @@ class Answer:
     Attributes:
         count: tokens taken, an end-of-sequence token included.
         end: ``stop`` or ``length`` once the answer is complete, by our own reading of the tokens.
+        cut: it is complete because of a stop string, which the engine may find later than we.
     """
 
     def __init__(self, request: int, params: SamplingParams, tokenizer: Tokenizer) -> None:
@@ -26,6 +27,10 @@ class Answer:
         self._request = request
         self._params = params
         self._detokenizer = Detokenizer(tokenizer, params.stop)
+
+    @property
+    def cut(self) -> bool:
+        return self._detokenizer.stopped
 
     def take(self, tokens: Sequence[int], infos: Sequence[TokenInfo]) -> Delta:
         """What these next tokens let out. ``infos``: one a token, or none. Tokens after the end are

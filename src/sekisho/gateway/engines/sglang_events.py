@@ -136,16 +136,17 @@ class Reader:
         return FailureError(code, where)
 
     def _limit(self, text: str) -> int | None:
-        """The limit in a refusal for length: a number beside that of our tokens, not above it."""
-        numbers = [int(n) for n in _NUMBER.findall(text)]
-        for ours in (self._prompt_count, self._prompt_count + self._params.max_tokens):
+        """The limit in a refusal for length: the largest number beside those of our request that
+        our request does not fit into. None if the text is about something else."""
+        numbers = [int(number) for number in _NUMBER.findall(text)]
+        answer = self._params.max_tokens
+        total = self._prompt_count + answer
+        if self._prompt_count not in numbers and total not in numbers:
+            return None
+        for ours in (total, self._prompt_count, answer):
             if ours in numbers:
                 numbers.remove(ours)
-                below = [n for n in numbers if 0 < n <= ours]
-                if below:
-                    return max(below)
-                numbers.append(ours)
-        return None
+        return max((number for number in numbers if 0 < number <= total), default=None)
 
     def _new(self, ids: list[int] | None, count: int | None) -> list[int]:
         if ids is None or count is None or count < self._count:

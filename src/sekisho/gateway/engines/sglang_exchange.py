@@ -83,8 +83,8 @@ class Exchange:
             async with aclosing(self._steps()) as steps:
                 async for step in steps:
                     yield answer.take(step.tokens, step.infos)
-                    if answer.end and not step.finish:
-                        break  # a stop string that SGLang has not found yet
+                    if answer.cut and not step.finish:
+                        break
                     if step.finish and not answer.end:
                         yield answer.close(step.finish)
         except FailureError as failure:
