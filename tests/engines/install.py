@@ -22,7 +22,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tarfile
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -121,17 +120,16 @@ def install_llama_cpp(root: Path, versions: list[str]) -> None:
 
 def build_llama(folder: Path) -> None:
     """llama-server, without its web pages; the folder's name is the version."""
-    for tool in ("cmake", "ninja", "g++"):
+    for tool in ("cmake", "ninja", "g++", "tar"):
         if shutil.which(tool) is None:
             raise InstallError(f"llama.cpp is compiled, which needs {tool}")
     with tempfile.TemporaryDirectory(dir=folder) as name:
         work = Path(name)
-        source = [f"llama-cpp-python=={folder.name}", "--no-binary", ":all:"]
+        source = [f"llama-cpp-python=={folder.name}", "--no-binary", "llama-cpp-python"]
         command = ["download", "--no-deps", "--dest", str(work), *source]
         run(sys.executable, "-m", "pip", "--quiet", *command)
         [archive] = work.glob("*.tar.gz")
-        with tarfile.open(archive) as tar:
-            tar.extractall(work, filter="data")
+        run("tar", "-xzf", str(archive), "-C", str(work))
         [tree] = work.glob("*/vendor/llama.cpp")
         off = ["BUILD_SHARED_LIBS", "LLAMA_OPENSSL", "LLAMA_BUILD_TESTS", "LLAMA_BUILD_EXAMPLES"]
         off += ["LLAMA_BUILD_UI", "LLAMA_USE_PREBUILT_UI", "GGML_CCACHE"]
