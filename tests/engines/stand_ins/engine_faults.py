@@ -277,7 +277,7 @@ def _conn(module: ModuleType) -> None:
     around(manager, "_transfer_data", _transfer_data)
     around(manager, "send_kvcache", _send_kvcache)
     around(manager, "add_transfer_request", _add_transfer_request)
-    around(module.MooncakeKVSender, "send", _send)
+    around(getattr(module, "MooncakeKVSender", None), "send", _send)
     around(module.FastQueue, "get", _get)
     around(module.FastQueue, "put", _put)
 

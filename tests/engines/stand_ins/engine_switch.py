@@ -56,7 +56,9 @@ def trace(event: str, **fields: Any) -> None:
 
 def around(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
     """Replace ``owner.name`` by ``wrapper(original, …)``; inspection still sees the original."""
-    original = getattr(owner, name)
+    original: Any = getattr(owner, name, None)
+    if original is None and "ENGINE_BREAK" in os.environ:  # it was taken away on purpose
+        return
 
     @functools.wraps(original)
     def hooked(*args: Any, **kwargs: Any) -> Any:

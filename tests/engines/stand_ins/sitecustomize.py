@@ -120,10 +120,11 @@ if _engine == "sglang":
 elif _engine == "vllm":
     _after["torch.accelerator"] = [_device_index]
 if "ENGINE_SWITCH" in os.environ:
+    import engine_breaks
     import engine_checks
     import engine_faults
 
-    for _name, _hook in (*engine_faults.HOOKS, *engine_checks.HOOKS):
+    for _name, _hook in (*engine_breaks.HOOKS, *engine_faults.HOOKS, *engine_checks.HOOKS):
         _after.setdefault(_name, []).append(_hook)
 if _after:
     sys.meta_path.insert(0, _After(_after))
