@@ -65,7 +65,7 @@ class State:
         """The same for every request of a batch that has its lengths, in one read."""
         counts = -(-batch.seq_lens_cpu // self.page_size)
         end = int(counts.max()) * self.page_size
-        cells = self.rows[batch.req_pool_indices][:, 0 : end : self.page_size]
+        cells = self.rows[:, 0 : end : self.page_size][batch.req_pool_indices]
         pages = (cells // self.page_size).cpu().numpy().astype(np.intp)
         return [pages[i, :count] for i, count in enumerate(counts.tolist())]
 
@@ -158,5 +158,6 @@ def active() -> State | None:
 
 
 def begin(state: State) -> None:
+    """From here on `active` is ``state``, in this process."""
     global _state  # noqa: PLW0603  # one scheduler a process, and SGLang's functions are global
     _state = state
