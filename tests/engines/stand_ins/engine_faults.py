@@ -30,7 +30,7 @@ Region = tuple[int, int]
 _HEADER_BYTES = 64
 
 _here = threading.local()  # ``chunk``: what this transfer thread works on
-_sent: dict[int, Any] = {}  # source pages by room
+_sent: dict[int, dict[int, int]] = {}  # source pages by room and ordinal
 _granted: dict[int, Any] = {}  # destination pages by room
 _managers: list[Any] = []
 _owners: dict[int, str] = {}
@@ -147,11 +147,15 @@ def _add_transfer_request(original: Any, manager: Any, *args: Any, **kwargs: Any
 
 
 def _send(original: Any, sender: Any, kv_indices: Any, *args: Any, **kwargs: Any) -> Any:
-    room = sender.bootstrap_room
-    if (on := fault("other_pages", room=room)) and on["other"] in _sent:
-        kv_indices = np.array(kv_indices)
-        kv_indices[on["page"]] = _sent[on["other"]][on["page"]]
-    _sent.setdefault(room, np.array(kv_indices))
+    room, first = sender.bootstrap_room, int(sender.curr_idx)
+    kv_indices = np.array(kv_indices)
+    if on := fault("other_pages", room=room):
+        source = _sent.get(on["other"], {}).get(on["page"])
+        at = on["page"] - first
+        if source is not None and 0 <= at < len(kv_indices):
+            kv_indices[at] = source
+            trace("other_pages", room=room, page=source)
+    _sent.setdefault(room, {}).update(enumerate(kv_indices.tolist(), first))
     return original(sender, kv_indices, *args, **kwargs)
 
 

@@ -126,5 +126,10 @@ if "ENGINE_SWITCH" in os.environ:
 
     for _name, _hook in (*engine_breaks.HOOKS, *engine_faults.HOOKS, *engine_checks.HOOKS):
         _after.setdefault(_name, []).append(_hook)
+if "ENGINE_METER" in os.environ:
+    import engine_meter
+
+    for _name, _hook in engine_meter.HOOKS:
+        _after.setdefault(_name, []).append(_hook)
 if _after:
     sys.meta_path.insert(0, _After(_after))

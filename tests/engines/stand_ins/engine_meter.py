@@ -1,0 +1,67 @@
+"""Seconds of every decode step, with the guard and without it in turns, in one process.
+
+Every second step goes around all of the guard's functions. A step in which a request gets a page
+never does, since the ledger must hear of it. ``ENGINE_METER`` names the file: one JSON object a
+step.
+"""
+
+import functools
+import json
+import os
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+FILE = os.environ.get("ENGINE_METER", "")
+
+
+class _Meter:
+    bypass = False
+    last: tuple[float, int] | None = None
+
+
+_meter = _Meter()
+
+
+def _wrap(original: Any, inner: Any, around: Any) -> Any:
+    guarded = original(inner, around)
+
+    @functools.wraps(guarded)
+    def either(*args: Any, **kwargs: Any) -> Any:
+        return inner(*args, **kwargs) if _meter.bypass else guarded(*args, **kwargs)
+
+    if inner.__name__ != "process_batch_result":
+        return either
+
+    @functools.wraps(either)
+    def last(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        out = either(scheduler, batch, *args, **kwargs)
+        _ended(batch)
+        return out
+
+    return last
+
+
+def _ended(batch: Any) -> None:
+    """The step is over: note it, and say how the next one goes."""
+    now, size = time.perf_counter(), len(batch.reqs)
+    if not batch.forward_mode.is_decode():
+        _meter.last, _meter.bypass = None, False
+        return
+    lengths = batch.seq_lens_cpu.tolist()
+    if _meter.last is not None and _meter.last[1] == size:
+        said = {"batch": size, "context": max(lengths), "guard": not _meter.bypass}
+        with Path(FILE).open("a") as file:
+            file.write(json.dumps(said | {"seconds": now - _meter.last[0]}) + "\n")
+    page = batch.token_to_kv_pool_allocator.page_size
+    busy = any(req.finished() for req in batch.reqs) or any(n % page == 0 for n in lengths)
+    _meter.bypass = not busy and not _meter.bypass
+    _meter.last = (time.perf_counter(), size)
+
+
+def _seams(module: ModuleType) -> None:
+    module.__dict__["_wrap"] = functools.partial(_wrap, module._wrap)
+
+
+HOOKS = (("sekisho.guard.sglang.seams", _seams),) if FILE else ()
