@@ -14,7 +14,7 @@ from pathlib import Path
 import uvicorn
 
 from sekisho.config import Settings
-from sekisho.engine.spec import load_spec
+from sekisho.engine.spec import ModelSpec, load_spec
 from sekisho.engine.tokenizer import Tokenizer, load_tokenizer
 from sekisho.gateway.app import create_app
 from sekisho.gateway.backend import Platform
@@ -63,8 +63,9 @@ async def serve(
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     listener = _bind(settings.host, settings.port)
+    spec = load_spec(folder)  # before the tokenizer: it says best what is wrong with a folder
     tokenizer = load_tokenizer(folder)
-    model = _served_model(settings, folder, tokenizer)
+    model = _served_model(settings, spec, tokenizer)
     settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     store = TenantStore.open(settings.database, settings.state_dir / "pepper")
     fleet = platform_of(settings, folder, model.name, tokenizer, progress)
@@ -186,8 +187,7 @@ def _bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _served_model(settings: Settings, folder: Path, tokenizer: Tokenizer) -> ServedModel:
-    spec = load_spec(folder)
+def _served_model(settings: Settings, spec: ModelSpec, tokenizer: Tokenizer) -> ServedModel:
     return ServedModel(
         name=settings.served_model_name,
         tokenizer=tokenizer,
