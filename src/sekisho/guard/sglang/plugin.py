@@ -41,6 +41,7 @@ def _hold_all() -> None:
 
 
 def all_seams() -> tuple[Any, ...]:
+    """What `load` holds, in the order in which it goes around."""
     from sekisho.guard.sglang import admission, decode, pages, prefill, start
 
     return (*start.SEAMS, *admission.SEAMS, *pages.SEAMS, *decode.SEAMS, *prefill.SEAMS)

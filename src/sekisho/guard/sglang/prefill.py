@@ -48,6 +48,7 @@ def send_failed(manager: Any, host: str, port: int, room: int) -> None:
 
 
 def send_frames(manager: Any, host: str, port: int, frames: list[bytes]) -> None:
+    """Over SGLang's own connection to a decode server."""
     from sglang.srt.utils.network import NetworkAddress
 
     address = NetworkAddress(host, port)
