@@ -64,6 +64,7 @@ class Server:
     window: int = 4096
     url: str = ""
     asked: list[dict[str, Any]] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     runner: web.AppRunner | None = None
@@ -89,7 +90,8 @@ class Server:
             await self.runner.cleanup()
             self.runner = None
 
-    async def _info(self, _request: web.Request) -> web.Response:
+    async def _info(self, request: web.Request) -> web.Response:
+        self._note(request)
         return web.Response(body=self.info, content_type="application/json")
 
     async def _models(self, _request: web.Request) -> web.Response:
@@ -97,6 +99,7 @@ class Server:
         return web.json_response({"object": "list", "data": [entry]})
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
+        self._note(request)
         body = await request.json()
         self.asked.append(body)
         try:
@@ -105,7 +108,11 @@ class Server:
             self.gone.set()
             raise
 
+    def _note(self, request: web.Request) -> None:
+        self.headers.append({name.lower(): value for name, value in request.headers.items()})
+
     async def _abort(self, request: web.Request) -> web.Response:
+        self._note(request)
         self.aborted.append((await request.json())["rid"])
         return web.Response()
 

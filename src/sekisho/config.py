@@ -50,6 +50,8 @@ _OF_OUR_NODES = (
     "threads",
 )
 
+_OF_SGLANG = (*REPEATABLE, "sglang_key_file")
+
 
 class ConfigError(Exception):
     """The configuration cannot be used. One line, fit for the user; never a password."""
@@ -120,6 +122,7 @@ class Settings(BaseModel):
         description="SGLang decode servers, each once, as http://host:port, with commas or by "
         "repeating the flag",
     )
+    sglang_key_file: str = Field("", description="the file of those servers' API key, if any")
     host: str = Field("127.0.0.1", description="the address the gateway binds")
     port: int = _whole("the TCP port of the gateway (0: any free one)", 0, 65535, 8000)
     page_size: int = Field(
@@ -161,7 +164,7 @@ class Settings(BaseModel):
     @classmethod
     def _no_lenient_values(cls, value: object, info: ValidationInfo) -> object:
         """Pydantic would take true or 1.0 for 1; and "" for a path is the current folder."""
-        may_be_empty = info.field_name in ("mooncake_device", *REPEATABLE)
+        may_be_empty = info.field_name in ("mooncake_device", "sglang_key_file", *REPEATABLE)
         if isinstance(value, bool | float) or (value == "" and not may_be_empty):
             raise ValueError("not a value of this setting")
         return value
@@ -203,8 +206,8 @@ class Settings(BaseModel):
                 f'engine = "{self.engine}" needs sglang_prefill and sglang_decode, a server each',
             ),
             (
-                not foreign and bool(self.sglang_prefill or self.sglang_decode),
-                'sglang_prefill and sglang_decode need engine = "sglang"',
+                not foreign and any(map(self._is_changed, _OF_SGLANG)),
+                f'{", ".join(_OF_SGLANG)} need engine = "sglang"',
             ),
             (
                 bool(unused),

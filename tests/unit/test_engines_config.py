@@ -65,6 +65,15 @@ def test_servers_come_from_flags_variables_and_a_file(tmp_path: Path) -> None:
         ({"prefill": "2"}, "prefill has no use"),
         ({"pool_tokens": "4096"}, "pool_tokens has no use"),
         ({"isolation": "off"}, "isolation has no use"),
+        (
+            {
+                "engine": "sekisho",
+                "sglang_prefill": "",
+                "sglang_decode": "",
+                "sglang_key_file": "k",
+            },
+            'need engine = "sglang"',
+        ),
     ],
 )
 def test_servers_that_cannot_be_used_are_refused_in_one_line(
@@ -124,7 +133,12 @@ def test_sekisho_serve_refuses_an_unguarded_server_in_one_line(tmp_path: Path) -
 def test_two_tenants_of_sekisho_serve_get_answers_under_keys_of_their_own(tmp_path: Path) -> None:
     prefill, decode = (server(r, saying(recorded("greedy", r))) for r in ("prefill", "decode"))
     question = {"role": "user", "content": "What is a checkpoint? Answer in one sentence."}
-    with running(prefill, decode), serve(command(tmp_path, prefill, decode)) as served:
+    (tmp_path / "key").write_text("the-servers-key\n")
+    key_file = ["--sglang-key-file", str(tmp_path / "key")]
+    with (
+        running(prefill, decode),
+        serve([*command(tmp_path, prefill, decode), *key_file]) as served,
+    ):
         body = {"model": served.model, "messages": [question], "temperature": 0, "max_tokens": 64}
         for key in (*served.keys.values(), served.keys["tenant-a"]):
             answer = httpx2.post(
@@ -143,4 +157,6 @@ def test_two_tenants_of_sekisho_serve_get_answers_under_keys_of_their_own(tmp_pa
         assert second not in log
         served.interrupt()
         assert served.wait() == 0
+        assert {each.get("authorization") for each in decode.headers} == {"Bearer the-servers-key"}
+        assert "the-servers-key" not in log
     assert re.search(r"guard 0\.1\.0", log)

@@ -113,7 +113,7 @@ def platform_of(
     """What answers behind the gateway, not started yet.
 
     Raises:
-        StoreError: the secret of the scopes cannot be used.
+        StoreError, EngineError: a file of the settings cannot be used.
     """
     window = None if settings.window == "auto" else settings.window
     if settings.engine == "sglang":

@@ -11,7 +11,7 @@ import msgspec
 from sekisho.engine.output import Delta, Ended
 from sekisho.engine.params import SamplingParams
 from sekisho.engine.tokenizer import Tokenizer
-from sekisho.gate.fetch import Client, RefusedError, clip
+from sekisho.gate.fetch import Client, Key, RefusedError, clip
 from sekisho.gate.judge import Need, window_of
 from sekisho.gate.model import ReadError, Reading
 from sekisho.gate.readers import sglang
@@ -45,10 +45,11 @@ class _Info(msgspec.Struct):
 
 
 class SglangEngine:
-    """An `Engine`; use as ``async with``. ``tokenizer`` is that of the served model."""
+    """An `Engine`. ``tokenizer`` is that of the served model; ``key`` is sent to every server."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, key: Key | None = None) -> None:
         self._tokenizer = tokenizer
+        self._key = key
         self._stack = AsyncExitStack()
         self._endings: set[asyncio.Task[None]] = set()
 
@@ -62,6 +63,7 @@ class SglangEngine:
                 connector=aiohttp.TCPConnector(limit=0, force_close=True),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
                 cookie_jar=aiohttp.DummyCookieJar(),
+                headers={} if self._key is None else {"Authorization": self._key.header()},
                 trust_env=False,
             )
         )
@@ -85,7 +87,7 @@ class SglangEngine:
 
         async def get(path: str) -> bytes:
             if path not in asked:
-                asked[path] = asyncio.create_task(self._client.get(replica.url, path, None))
+                asked[path] = asyncio.create_task(self._client.get(replica.url, path, self._key))
             return await asked[path]
 
         try:
