@@ -3,7 +3,8 @@
 In the engine: decode steps go through the guard and around it in turns, in one process, so that
 whatever else the machine does meets both (``tests/engines/stand_ins/engine_meter.py``). Beside it,
 without an engine: the check of a step by batch and context, and what a hand-off costs by length of
-the prompt, in processor time of the one thread. Not part of ``make bench``: it needs ``tests/engines/install.py sglang VERSION``.
+the prompt, in processor time of the one thread. Not part of ``make bench``: it needs
+``tests/engines/install.py sglang VERSION``.
 """
 
 import argparse

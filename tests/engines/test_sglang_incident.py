@@ -1,11 +1,15 @@
 """The incident of 2026 in real SGLang 0.5.19 (sglang#30233), and the same requests with the guard.
 
 Prefill holds 1,024 tokens, decode 2,048, and 4,096 are advertised. Tenant A's documents are
-answered and their pages freed; then B asks with more than prefill holds. What B's request is given
-pages of, and what stands in B's answer, is printed for both arms side by side.
+answered and their pages freed; then B asks with more than prefill holds. Whose pages B's request is
+given, and what stands in its answer, is printed for both arms.
 
-    round     A A B   A A B   …     decode hands out freed pages in order once all were used,
-                                    so B's page i is A's page i when both are about as long
+Decode has 128 pages, and hands out freed ones, in order, only when all were used:
+
+    A, 970 tokens   1 … 63          (61 pages and two for the answer)
+    A               64 … 126
+    B, 1,018        1 … 64, 65 … 68 the first document's pages, each at the same ordinal
+    A               1 … 63          60 pages were left, too few
 
 ``ENGINE_RECORD=FOLDER`` keeps requests, answers, trace and logs of the unguarded arm there.
 """
@@ -132,7 +136,6 @@ def play(pair: FaultyPair, arm: Arm) -> Incident:
     """Controls first, then rounds until A's code stands in B's answer."""
     arm.natural(pair, "natural before")
     alone = arm.ask(pair, "B over, no A", make(notes(900, LENGTHS[0])[0], answer=64))
-    fill(pair, arm)
     codes: list[str] = []
     tenant_a: set[str] = set()
     normal: list[Pages] = []
@@ -155,12 +158,6 @@ def play(pair: FaultyPair, arm: Arm) -> Incident:
     arm.natural(pair, "natural after")
     without_a, in_limit = text_of(alone.decode), text_of(inside.decode)
     return Incident(arm, rounds, code, leaked, pages, tenant_a, normal, without_a, in_limit, codes)
-
-
-def fill(pair: FaultyPair, arm: Arm) -> None:
-    """Use the pages that nobody had yet, so that from here on freed ones are handed out."""
-    for i in range(2):
-        arm.ask(pair, "other, in limit", make(notes(800 + i, 600)[0], answer=4))
 
 
 class TestUnguarded:
@@ -216,8 +213,7 @@ def guarded(
     with FaultyPair(request.param, guard=True, folder=folder, **sizes) as pair:
         print(f"\nguarded {request.param} ready after {pair.start_seconds:.0f} s")
         arm.natural(pair, "natural before")
-        fill(pair, arm)
-        arm.ask(pair, "A document", make(notes(110, 970)[0], answer=24))
+            arm.ask(pair, "A document", make(notes(110, 970)[0], answer=24))
         asks = [make(notes(901, length)[0], answer=64) for length in (1018, 1026, 1999)]
         over = [arm.ask(pair, "B over-long", one) for one in asks]
         reserved = [pair.traced("reserved", rid=one.rid) for one in asks]
