@@ -213,7 +213,7 @@ def guarded(
     with FaultyPair(request.param, guard=True, folder=folder, **sizes) as pair:
         print(f"\nguarded {request.param} ready after {pair.start_seconds:.0f} s")
         arm.natural(pair, "natural before")
-            arm.ask(pair, "A document", make(notes(110, 970)[0], answer=24))
+        arm.ask(pair, "A document", make(notes(110, 970)[0], answer=24))
         asks = [make(notes(901, length)[0], answer=64) for length in (1018, 1026, 1999)]
         over = [arm.ask(pair, "B over-long", one) for one in asks]
         reserved = [pair.traced("reserved", rid=one.rid) for one in asks]
