@@ -203,7 +203,7 @@ def verify(
         at = start + np.flatnonzero(wrong[start:end])
         if at.size:
             evidence[table.request] = tuple(
-                _evidence(table.request, int(pages[i]), expected[i], found[i]) for i in at
+                evidence_of(table.request, int(pages[i]), expected[i], found[i]) for i in at
             )
     return evidence
 
@@ -212,7 +212,8 @@ def _join(parts: list[_Array]) -> _Array:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _evidence(request: int, page: int, expected: Words, found: Words) -> Evidence:
+def evidence_of(request: int, page: int, expected: Words, found: Words) -> Evidence:
+    """How the header ``found`` [8] differs from the ``expected`` one [8]."""
     want, have = expected.view(HEADER)[0], found.view(HEADER)[0]
     return Evidence(_kind(want, have), request, page, _owner(want), _owner(have))
 

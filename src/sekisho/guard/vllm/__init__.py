@@ -1,0 +1,1 @@
+"""Owned blocks inside an unmodified vLLM: a connector around any KV connector, and its checks."""

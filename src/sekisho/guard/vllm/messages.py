@@ -1,0 +1,101 @@
+"""What travels between the guard's scheduler half and its worker half, with vLLM's own messages."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorWorkerMetadata,
+)
+
+from sekisho.core.errors import Evidence
+from sekisho.core.ledger import Pages
+from sekisho.core.memory import WORDS, Words
+
+Row = NDArray[np.int32]
+
+
+def no_row() -> Row:
+    return np.zeros(0, np.int32)
+
+
+def _no_words() -> Words:
+    return np.zeros((0, WORDS), np.uint64)
+
+
+@dataclass
+class Load:
+    """A transfer that decode asks for.
+
+    ``blocks``: intp [n], to be filled. ``expected``: u64 [n, 8], what their headers must be
+    afterwards, whatever the serial. ``own``: u64 [n, 8], what decode writes there then.
+    ``failed``: the inner connector said so.
+    """
+
+    blocks: Pages
+    expected: Words
+    own: Words
+    failed: bool = False
+
+
+@dataclass
+class StepMeta(KVConnectorMetadata):  # type: ignore[misc]
+    """From scheduler to worker, once a step.
+
+    Attributes:
+        inner: the inner connector's own.
+        fresh: blocks handed out since the last step; whatever they carry is nobody's any more.
+        rows: by request of this step, the blocks that its attention may be given.
+        blocks, words, names: headers to write after the forward pass, and for which request.
+        loads: transfers that begin now, by request.
+        doomed: requests of this step of which no token may leave.
+    """
+
+    inner: Any
+    fresh: Row = field(default_factory=no_row)
+    rows: dict[str, Row] = field(default_factory=dict)
+    blocks: Row = field(default_factory=no_row)
+    words: Words = field(default_factory=_no_words)
+    names: list[str] = field(default_factory=list)
+    loads: dict[str, Load] = field(default_factory=dict)
+    doomed: set[str] = field(default_factory=set)
+
+
+Found = dict[str, tuple[str, tuple[Evidence, ...]]]
+"""Where a check failed, and why, by request."""
+
+
+@dataclass
+class WorkerMeta(KVConnectorWorkerMetadata):  # type: ignore[misc]
+    """From the workers back. ``landed`` and ``in_doubt``: how many workers say so of a load."""
+
+    inner: Any
+    found: Found
+    landed: dict[str, int]
+    in_doubt: dict[str, int]
+
+    def aggregate(self, other: "WorkerMeta") -> "WorkerMeta":
+        inner = self.inner if other.inner is None else other.inner
+        if self.inner is not None and other.inner is not None:
+            inner = self.inner.aggregate(other.inner)
+        return WorkerMeta(
+            inner,
+            other.found | self.found,
+            _sum(self.landed, other.landed),
+            _sum(self.in_doubt, other.in_doubt),
+        )
+
+
+def _sum(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
+    return {name: one.get(name, 0) + other.get(name, 0) for name in one | other}
+
+
+@dataclass
+class Handshake(KVConnectorHandshakeMetadata):  # type: ignore[misc]
+    """From each worker to the scheduler at start: the inner one's, and where to ask for a drain."""
+
+    inner: Any
+    drain: str

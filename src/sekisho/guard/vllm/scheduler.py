@@ -1,0 +1,365 @@
+"""The guard in vLLM's scheduler: who may begin, what each step vouches for, what is proven.
+
+prefill   request: a scope            step: headers       end: signed manifest with the blocks
+decode    request: a scope, and a     allocation: load,   every step: rows    end: blocks back,
+          manifest of this prompt     blocks pinned                           or quarantined
+
+`failing` holds requests of which no token may leave; they end with vLLM's own error.
+"""
+
+import json
+import logging
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+
+from sekisho.core.errors import Evidence
+from sekisho.core.ledger import Pages
+from sekisho.guard.keeper import Keeper
+from sekisho.guard.vllm.drain import Asker
+from sekisho.guard.vllm.headers import headers_at
+from sekisho.guard.vllm.manifest import FIELD, Manifest, ManifestError, open_manifest, sign
+from sekisho.guard.vllm.messages import Load, StepMeta, WorkerMeta
+from sekisho.guard.vllm.report import Report
+from sekisho.guard.vllm.rows import Holder, Rows
+
+log = logging.getLogger("vllm.sekisho")
+_USED_MAX = 1 << 16
+
+
+class Refused(Exception):  # noqa: N818  # an answer, not an error of ours
+    """A request may not begin. ``kind`` is a stable word for the metric."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(reason)
+        self.kind = kind
+
+
+class Scheduling:
+    """Of one scheduler process.
+
+    Args:
+        role: ``prefill`` or ``decode``.
+        engine: vLLM's id of this engine.
+        workers: how many workers report of each load.
+    """
+
+    def __init__(self, keeper: Keeper, role: str, engine: str, key: bytes, workers: int) -> None:
+        self.keeper = keeper
+        self.role = role
+        self.engine = engine
+        self.report = Report(role)
+        self.rows = Rows(keeper, self.report)
+        self.drains: tuple[str, ...] = ()
+        self.failing: dict[str, str] = {}
+        self.pool: Any = None
+        self._key = key
+        self._workers = workers
+        self._asker = Asker(key) if role == "decode" else None
+        self._requests: dict[str, Any] = {}
+        self._manifests: dict[str, Manifest] = {}
+        self._used: OrderedDict[str, None] = OrderedDict()
+        self._loads: dict[str, Load] = {}
+        self._pins: dict[str, tuple[int, Manifest]] = {}
+        self._landed: dict[str, tuple[int, int]] = {}
+
+    # -- a request begins
+
+    def admit(self, request: Any) -> bool:
+        """Whether the inner connector may see ``request`` at all; else it fails at once."""
+        name = request.request_id
+        self._requests[name] = request
+        try:
+            self._check(request)
+        except Refused as refusal:
+            self.failing[name] = str(refusal)
+            self.report.refused(name, refusal.kind, str(refusal))
+            return False
+        return True
+
+    def refused(self, request: Any) -> bool:
+        return request.request_id in self.failing
+
+    def _check(self, request: Any) -> None:
+        if not request.cache_salt:
+            raise Refused("salt", "no cache_salt: every request must name its tenant's")
+        if request.mm_features or request.prompt_embeds is not None:
+            raise Refused("input", "images, audio and embeddings are not followed")
+        if request.resumable:
+            raise Refused("input", "streamed input is not followed")
+        params = request.kv_transfer_params or {}
+        wanted, foreign = "do_remote_decode", "do_remote_prefill"
+        if self.role == "decode":
+            wanted, foreign = foreign, wanted
+        if params.get(foreign):
+            raise Refused("role", f"{foreign} was asked of a {self.role} server")
+        if not params.get(wanted):
+            return
+        transfer = params.get("transfer_id")
+        if not isinstance(transfer, str) or not _is_text(transfer):
+            raise Refused("manifest", "no transfer_id")
+        if transfer in self._used:
+            raise Refused("transfer", "this transfer was asked for before")
+        if self.role == "decode":
+            self._manifests[request.request_id] = self._manifest(request, params)
+        self._used[transfer] = None
+        while len(self._used) > _USED_MAX:
+            self._used.popitem(last=False)
+
+    def _manifest(self, request: Any, params: dict[str, Any]) -> Manifest:
+        """What prefill states, where it is what this request's own prompt implies."""
+        names = ("remote_engine_id", "remote_bootstrap_addr")
+        missing = [name for name in names if not _is_text(params.get(name))]
+        if missing:
+            raise Refused("manifest", f"no {missing[0]}")
+        try:
+            manifest = open_manifest(self._key, params.get(FIELD))
+        except ManifestError as error:
+            raise Refused("manifest", str(error)) from error
+        stated = manifest.transfer, manifest.engine
+        if stated != (params["transfer_id"], params["remote_engine_id"]):
+            raise Refused("manifest", "the manifest is of another transfer")
+        layout, length = self.keeper.layout, len(request.prompt_token_ids)
+        if manifest.layout != layout.fingerprint:
+            raise Refused("layout", "prefill has another model or another shape of blocks")
+        if (manifest.tokens, manifest.blocks) != (length, layout.pages_for(length)):
+            counts = f"prefill computed {manifest.tokens} tokens in {manifest.blocks} blocks"
+            raise Refused("length", f"{counts}, the prompt has {length}")
+        if manifest.digest != self._digest(request, length):
+            raise Refused("text", "prefill computed another prompt, or for another tenant")
+        return manifest
+
+    def _digest(self, request: Any, length: int) -> str:
+        """Over scope, model and the first ``length`` tokens."""
+        holding = self.keeper.open(request.request_id, scope_of(request))
+        holder = Holder(request, holding, scope_of(request))
+        last = (length - 1) // self.keeper.layout.page_size
+        digest = self.rows.parts(holder, last, length)[3][-1]
+        self.keeper.close(holding)
+        return digest.hex()
+
+    # -- blocks are allocated, and a transfer into them begins
+
+    def allocated(self, request: Any, external: int) -> None:
+        """vLLM has allocated; ``external`` tokens will come from prefill."""
+        name = request.request_id
+        holder, manifest = self.rows.holders.get(name), self._manifests.get(name)
+        if not external or holder is None:
+            return
+        if manifest is None:
+            self._fail(name, "load", [Evidence("load", 0, -1, "a manifest", "none")])
+            return
+        size, length = self.keeper.layout.page_size, len(request.prompt_token_ids)
+        count = self.keeper.layout.pages_for(length)
+        if len(holder.blocks) < count or external != length - holder.shared * size:
+            found = f"{external} tokens into {len(holder.blocks)} blocks"
+            evidence = Evidence("load", 0, -1, f"{length} tokens in {count} blocks", found)
+            self._fail(name, "load", [evidence])
+            return
+        blocks = np.array(holder.blocks[holder.shared : count], np.intp)
+        self._loads[name] = self._load(holder, manifest, blocks, length)
+        self._pins[name] = self.rows.pin(blocks), manifest
+        holder.written = length
+
+    def _load(self, holder: Holder, manifest: Manifest, blocks: Pages, length: int) -> Load:
+        layout, first = self.keeper.layout, holder.shared
+        own = self.rows.words(holder, first, length)
+        _, ordinals, filled, digests = self.rows.parts(holder, first, length)
+        anybody = [0] * len(ordinals)
+        expected = headers_at(layout, manifest.incarnation, anybody, ordinals, filled, digests)
+        return Load(blocks, expected, own)
+
+    # -- a step
+
+    def step(self, output: Any, inner: Any) -> StepMeta:
+        """What the workers must know of the step in vLLM's scheduler output."""
+        meta = StepMeta(inner, np.array(self.rows.fresh, np.int32), loads=self._loads)
+        self.keeper.headers.blank(np.array(self.rows.fresh, np.intp))
+        for load in self._loads.values():
+            self.keeper.headers.words[load.blocks] = load.own
+        self.rows.fresh, self._loads = [], {}
+        if output.num_scheduled_tokens:
+            self.report.step()
+            holders = self._scheduled(output.num_scheduled_tokens, meta)
+            self._write(holders, output.num_scheduled_tokens, meta)
+            for holder in holders:
+                if holder.fresh_prefix:
+                    self._check_prefix(holder, meta)
+        return meta
+
+    def _scheduled(self, counts: dict[str, int], meta: StepMeta) -> list[Holder]:
+        out = []
+        for name in counts:
+            holder = self.rows.holders.get(name)
+            if holder is None:  # the worker has no row to vouch for, and dooms it
+                continue
+            meta.rows[name] = holder.array()
+            if holder.holding.doomed or name in self.failing:
+                self.failing.setdefault(name, holder.holding.doomed)
+                meta.doomed.add(name)
+            else:
+                out.append(holder)
+        return out
+
+    def _write(self, holders: list[Holder], counts: dict[str, int], meta: StepMeta) -> None:
+        """Headers of what this step computes, as far as its tokens are known by now: with vLLM's
+        asynchronous scheduling the last one of each request is not, and follows a step later."""
+        size = self.keeper.layout.page_size
+        blocks: list[int] = []
+        serials: list[int] = []
+        ordinals: list[int] = []
+        filled: list[int] = []
+        digests: list[bytes] = []
+        for holder in holders:
+            request = holder.request
+            end = request.num_computed_tokens + counts[holder.holding.name]
+            end = min(end, request.num_tokens)
+            if end <= holder.written:
+                continue
+            parts = self.rows.parts(holder, holder.written // size, end)
+            blocks += [holder.blocks[ordinal] for ordinal in parts[1]]
+            meta.names += [holder.holding.name] * len(parts[1])
+            serials += parts[0]
+            ordinals += parts[1]
+            filled += parts[2]
+            digests += parts[3]
+            holder.written = end
+        if blocks:
+            incarnation = self.keeper.ledger.incarnation
+            meta.blocks = np.array(blocks, np.int32)
+            meta.words = headers_at(
+                self.keeper.layout, incarnation, serials, ordinals, filled, digests
+            )
+            self.keeper.headers.words[meta.blocks] = meta.words
+
+    def _check_prefix(self, holder: Holder, meta: StepMeta) -> None:
+        holder.fresh_prefix = False
+        evidence = self.rows.wrong_prefix(holder)
+        if evidence:
+            holder.holding.doomed = "prefix"
+            self._fail(holder.holding.name, "prefix", evidence)
+            meta.doomed.add(holder.holding.name)
+
+    # -- what the workers found
+
+    def heard(self, said: WorkerMeta | None) -> None:
+        """Before vLLM looks at the step's output."""
+        if said is not None:
+            for name, (at, evidence) in said.found.items():
+                self._fail(name, at, [self._named(e) for e in evidence])
+            for name in said.landed.keys() | said.in_doubt.keys():
+                landed, doubt = self._landed.get(name, (0, 0))
+                landed += said.landed.get(name, 0)
+                doubt += said.in_doubt.get(name, 0)
+                self._landed[name] = landed, doubt
+                if landed + doubt >= self._workers:
+                    del self._landed[name]
+                    self._loaded(name, doubt > 0)
+        self.put_back()
+
+    def _loaded(self, name: str, in_doubt: bool) -> None:
+        """Every worker's part of the transfer is over, for the inner connector at least."""
+        if name not in self._pins:
+            return
+        pin, manifest = self._pins[name]
+        if in_doubt and self._asker is not None:
+            self._asker.ask(manifest.transfer, name, manifest.drain)
+            return
+        del self._pins[name]
+        self._settle(pin)
+        if name not in self.failing:
+            self.report.commit()
+
+    def put_back(self) -> None:
+        """Blocks whose writers have been found to be over go to the pool."""
+        for name in self._asker.take_over() if self._asker is not None else ():
+            pin, _ = self._pins.pop(name)
+            self._settle(pin)
+        self.report.quarantined(self.keeper.quarantined())
+
+    def _settle(self, pin: int) -> None:
+        from sekisho.guard.vllm.holds import really_free
+
+        really_free(self.pool, self.rows.settle(pin))
+
+    def fails_now(self, live: dict[str, Any]) -> set[str]:
+        """Requests that vLLM is to end with an error; ``live``: by name, those that it knows."""
+        return {n for n in self.failing if n in live and not live[n].is_finished()}
+
+    def distrusted(self, names: set[str]) -> set[int]:
+        """Blocks of failed requests that nobody may find by their hash any more."""
+        out: set[int] = set()
+        for name in names:
+            holder = self.rows.holders.get(name)
+            if holder is not None:
+                out.update(holder.blocks)
+        return out
+
+    def _fail(self, name: str, at: str, evidence: Any) -> None:
+        request = self._requests.get(name)
+        if name not in self.failing:
+            self.report.violation(name, evidence, at)
+            if request is not None:
+                self.failing[name] = evidence[0].kind
+
+    def _named(self, e: Evidence) -> Evidence:
+        if e.page < 0:
+            return e
+        return Evidence(
+            e.kind, e.request, e.page, e.expected, f"{e.found}; {self.keeper.owner(e.page)}"
+        )
+
+    # -- a request ends
+
+    def tells_inner(self, request: Any) -> bool:
+        """Whether the inner connector may see the end of ``request``: where its parameters were
+        never proven, it would trip over them, or go where they point."""
+        params = request.kv_transfer_params or {}
+        known = request.request_id in self._manifests
+        return known or not params.get("do_remote_prefill")
+
+    def ended(self, request: Any, sends: bool) -> dict[str, Any] | None:
+        """``request`` is over; for prefill that ``sends`` its blocks, what goes to the proxy."""
+        name = request.request_id
+        self._requests.pop(name, None)
+        self._manifests.pop(name, None)
+        self._loads.pop(name, None)
+        failed = self.failing.pop(name, None) is not None
+        if self.role != "prefill" or not sends or failed:
+            return None
+        length = request.num_prompt_tokens
+        manifest = Manifest(
+            transfer=request.kv_transfer_params["transfer_id"],
+            engine=self.engine,
+            incarnation=self.keeper.ledger.incarnation,
+            layout=self.keeper.layout.fingerprint,
+            tokens=length,
+            blocks=self.keeper.layout.pages_for(length),
+            digest=self._digest(request, length),
+            drain=self.drains,
+        )
+        return {FIELD: sign(self._key, manifest)}
+
+
+def scope_of(request: Any) -> str:
+    """Who may share blocks with ``request``: its salt, and the adapter that changes its KV."""
+    lora = request.lora_request
+    return json.dumps([request.cache_salt, None if lora is None else lora.lora_name])
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= 1024
+
+
+_scheduling: Scheduling | None = None
+
+
+def active() -> Scheduling | None:
+    """The guard of this scheduler process, once it has begun."""
+    return _scheduling
+
+
+def begin(scheduling: Scheduling) -> None:
+    global _scheduling  # noqa: PLW0603  # one scheduler a process, and vLLM's functions are global
+    _scheduling = scheduling
