@@ -175,32 +175,50 @@ def test_pages_wait_until_every_rank_has_drained(side: Side) -> None:
     side.end(holding)
     lease = holding.lease
     wrong = [
-        Drained(7, lease, 0),
-        Drained(7, lease, 0),  # the same rank again is not the other one
-        Drained(8, lease, 1),
-        Drained(7, Lease(lease.incarnation, lease.serial + 1), 1),
-        Drained(7, Lease(lease.incarnation + 1, lease.serial), 1),
-        Drained(7, lease, 2),
+        Drained(7, lease, 0, True),
+        Drained(7, lease, 0, True),  # the same rank again is not the other one
+        Drained(8, lease, 1, True),
+        Drained(7, Lease(lease.incarnation, lease.serial + 1), 1, True),
+        Drained(7, Lease(lease.incarnation + 1, lease.serial), 1, True),
+        Drained(7, lease, 2, True),
     ]
     for answer in wrong:
         side.grants.heard(answer)
         side.grants.tick()
         assert (side.free, quarantined(side)) == ([], 3), answer
-    side.grants.heard(Drained(7, lease, 1))
+    side.grants.heard(Drained(7, lease, 1, True))
     assert side.free == [], "only the scheduler moves pages"
-    side.grants.heard(Drained(7, lease, 1))
+    side.grants.heard(Drained(7, lease, 1, True))
     side.grants.tick()
     assert (sorted(side.free), quarantined(side), side.grants.open_count()) == ([1, 2, 3], 0, 0)
+
+
+def test_a_successor_answers_for_the_dead_once_nothing_of_it_is_unread(side: Side) -> None:
+    """vllm#52234: a restart in the middle. The new process never heard of the lease."""
+    holding = side.grant(7, pages(1), [RANK])
+    side.end(holding)
+    answer = Drained(7, holding.lease, 0, known=False)
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.create_server((HERE, 0)))
+        peer = stack.enter_context(socket.create_connection(server.getsockname()))
+        peer.sendall(b"page")
+        side.grants.heard(answer)
+        side.grants.tick()
+        assert quarantined(side) == 1
+        side.grants.heard(answer._replace(lease=Lease(5, 5)))
+    side.grants.heard(answer)
+    side.grants.tick()
+    assert (side.free, quarantined(side)) == ([1], 0)
 
 
 def test_the_old_answer_says_nothing_of_a_rooms_next_grant(side: Side) -> None:
     old = side.grant(7, pages(1), [RANK])
     side.end(old)
-    side.grants.heard(Drained(7, old.lease, 0))
+    side.grants.heard(Drained(7, old.lease, 0, True))
     side.grants.tick()
     new = side.grant(7, pages(1), [RANK])
     side.end(new)
-    side.grants.heard(Drained(7, old.lease, 0))  # sglang PR#24580: it comes twice
+    side.grants.heard(Drained(7, old.lease, 0, True))  # sglang PR#24580: it comes twice
     side.grants.tick()
     assert quarantined(side) == 1
 
@@ -216,7 +234,7 @@ def test_time_and_asking_again_free_nothing(side: Side, net: Net) -> None:
         assert rank.drain() == Drain(7, holding.lease, HERE, 1, 0)
         side.grants.tick()
         assert (side.free, quarantined(side), slots.freed) == ([], 2, [])
-    side.grants.heard(Drained(7, holding.lease, 0))
+    side.grants.heard(Drained(7, holding.lease, 0, True))
     side.until(lambda: side.free == [1, 2])
 
 
@@ -233,7 +251,7 @@ def test_a_request_that_runs_is_asked_nothing(side: Side, net: Net) -> None:
 def test_a_rank_that_has_drained_is_not_asked_again(side: Side, net: Net) -> None:
     done, other = net.rank(), net.rank()
     holding = side.grant(7, pages(1), [done.info, other.info])
-    side.grants.heard(Drained(7, holding.lease, 0))
+    side.grants.heard(Drained(7, holding.lease, 0, True))
     side.end(holding)
     assert [other.drain().rank for _ in range(3)] == [1, 1, 1]
     with pytest.raises(zmq.Again):
@@ -294,7 +312,7 @@ def test_a_slot_waits_with_its_pages_and_comes_back_once(side: Side) -> None:
     side.end(holding)
     side.grants.tick()
     assert slots.freed == []
-    side.grants.heard(Drained(7, holding.lease, 0))
+    side.grants.heard(Drained(7, holding.lease, 0, True))
     side.grants.tick()
     side.grants.tick()
     assert slots.freed == [3]
@@ -326,6 +344,29 @@ def test_a_rank_whose_process_is_gone_writes_no_more(side: Side, net: Net) -> No
         assert quarantined(side) == 2, "the other rank lives"
     alive.socket.close(linger=0)
     side.until(lambda: side.free == [1, 2])
+
+
+def test_a_host_that_answers_nothing_holds_up_the_others_once_a_round(
+    side: Side, net: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def counting(host: str, port: int) -> bool:
+        asked.append((host, port))
+        return gone(host, port)
+
+    monkeypatch.setattr(module, "gone", counting)
+    other = net.rank()
+    dead = {"rank_ip": HERE, "rank_port": str(closed_port())}
+    for room in range(8):
+        side.grant(room, pages(room), [dead, other.info])
+    grants = list(side.grants._by_room.values())
+    with side.grants._lock:  # all end between two rounds
+        for grant in grants:
+            side.end(grant.holding)
+    side.until(lambda: all(grant.over == {0} for grant in grants))
+    at_dead = [port for _, port in asked if port != other.port]
+    assert len(at_dead) <= max(grant.asked for grant in grants) - 1
 
 
 def test_a_listener_is_there_and_a_refusal_proves_that_nobody_is() -> None:

@@ -71,7 +71,7 @@ def rank() -> Rank:
 def test_nothing_under_way_is_answered_at_once(rank: Rank) -> None:
     rank.transfers.granted(ROOM, SESSION, LEASE)
     assert rank.transfers.drain(ASK) is True
-    assert rank.answers == [Drained(ROOM, LEASE, 3)]
+    assert rank.answers == [Drained(ROOM, LEASE, 3, True)]
     assert rank.transfers.lease(ROOM, SESSION) is None
 
 
@@ -85,13 +85,22 @@ def test_no_answer_while_a_chunk_is_under_way(rank: Rank) -> None:
     rank.transfers.finished(notes[0])
     assert rank.answers == []
     rank.transfers.finished(notes[1])
-    assert rank.answers == [Drained(ROOM, LEASE, 3)]
+    assert rank.answers == [Drained(ROOM, LEASE, 3, True)]
 
 
 def test_a_drain_that_comes_before_its_grant_holds(rank: Rank) -> None:
     assert rank.transfers.drain(ASK) is False
+    assert rank.answers == [Drained(ROOM, LEASE, 3, known=False)]
     rank.transfers.granted(ROOM, SESSION, LEASE)
     assert rank.transfers.lease(ROOM, SESSION) is None
+
+
+def test_who_is_asked_again_says_again_that_it_was_granted_the_lease(rank: Rank) -> None:
+    rank.transfers.granted(ROOM, SESSION, LEASE)
+    rank.transfers.drain(ASK)
+    rank.transfers.drain(ASK)
+    rank.transfers.drain(ASK._replace(lease=Lease(5, 9)))
+    assert [answer.known for answer in rank.answers] == [True, True, False]
 
 
 def test_the_next_grant_of_a_room_is_another_one(rank: Rank) -> None:
@@ -208,7 +217,7 @@ def test_drained_is_the_last_word_among_threads() -> None:
         for thread in threads:
             thread.join()
         assert not wrong
-        assert rank.answers == [Drained(ROOM, LEASE, 3)]
+        assert rank.answers == [Drained(ROOM, LEASE, 3, True)]
 
 
 # -- headers

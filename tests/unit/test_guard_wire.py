@@ -49,8 +49,9 @@ def test_drain_and_its_answer_come_back_as_they_were(
 ) -> None:
     asked = Drain(room, lease, "fe80::1", port, rank)
     assert drain_of(asked.frames()) == asked
-    said = Drained(room, lease, rank)
-    assert drain_of(said.frames()) == said
+    for known in (True, False):
+        said = Drained(room, lease, rank, known)
+        assert drain_of(said.frames()) == said
 
 
 @pytest.mark.parametrize("frames", [[], OWN, [*OWN, b""], [*OWN, b"sekish"], [b"None", b"1"]])
@@ -92,8 +93,8 @@ def test_an_unknown_kind_is_refused() -> None:
         [DRAIN, b"1", b"2", b"3", b"h", b"x", b"0"],
         [DRAIN, b"1", b"2", b"3", b"\xff", b"1", b"0"],
         [DRAIN, b"1", b"2", b"3", b"h", b"1", b"0", b"more"],
-        [DRAINED, b"1", b"2", b"", b"0"],
-        [DRAINED, b"1", b"2", b"3"],
+        [DRAINED, b"1", b"2", b"", b"0", b"1"],
+        [DRAINED, b"1", b"2", b"3", b"0"],
     ],
 )
 def test_a_malformed_message_of_the_guard_is_refused(frames: Frames) -> None:
@@ -149,7 +150,7 @@ def test_the_guards_frame_joins_sglangs_message_and_leaves_it(sockets: Sockets) 
 def test_a_message_that_is_kept_is_never_shown(sockets: Sockets) -> None:
     push, pull = sockets
     receiving = Receiving(pull, lambda f: None if drain_of(f) else f)
-    push.send_multipart(Drained(1, Lease(1, 2), 0).frames())
+    push.send_multipart(Drained(1, Lease(1, 2), 0, True).frames())
     push.send_multipart(Drain(1, Lease(1, 2), "h", 1, 0).frames())
     push.send_multipart(OWN)
     assert receiving.recv_multipart() == OWN

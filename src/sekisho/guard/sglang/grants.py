@@ -1,7 +1,7 @@
 """What prefill may still write into this decode server, and how the guard learns that it ended.
 
     grant opened    `send_metadata`
-    settled         a whole commit · DRAINED from every prefill rank · the rank's process is gone
+    settled         a whole commit · DRAINED from every prefill rank · its process is gone
     meanwhile       pages and metadata slot stay pinned; time alone never frees them
 
 A request that ends before its grant is settled is *abandoned*: a thread asks its prefill ranks to
@@ -9,10 +9,12 @@ drain, again and again, and looks whether they still exist. Asking again is all 
 """
 
 import contextlib
+import functools
 import logging
 import socket
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -112,7 +114,12 @@ class Grants:
             self._end(self._ended.popleft())
 
     def heard(self, answer: Drained) -> None:
-        """A prefill rank says that nothing is in flight (SGLang's receiving thread)."""
+        """A prefill rank says that nothing is in flight (SGLang's receiving thread).
+
+        One that was never granted the lease has taken the place of one that is gone, like `gone`.
+        """
+        if not answer.known and _unread():
+            return  # it is asked again
         with self._lock:
             grant = self._by_room.get(answer.room)
             if grant is None or grant.lease != answer.lease:
@@ -140,13 +147,16 @@ class Grants:
             threading.Event().wait(ASK_EVERY_S)
             with self._lock:
                 open_now = [g for g in self._by_room.values() if g.abandoned]
+            # One that is gone now was gone for every grant of this round: a dead host that takes a
+            # second to say nothing holds up the others once.
+            is_gone = functools.cache(gone)
             for grant in open_now:
                 try:
-                    self._ask_one(grant)
+                    self._ask_one(grant, is_gone)
                 except Exception:
                     log.exception("sekisho: asking prefill to drain room %s failed", grant.room)
 
-    def _ask_one(self, grant: Grant) -> None:
+    def _ask_one(self, grant: Grant, is_gone: Callable[[str, int], bool]) -> None:
         from sglang.srt.disaggregation.common.conn import CommonKVReceiver
 
         grant.asked += 1
@@ -156,7 +166,7 @@ class Grants:
             host, port = info["rank_ip"], int(info["rank_port"])
             if rank in grant.over:
                 continue
-            if grant.asked > 1 and gone(host, port):
+            if grant.asked > 1 and is_gone(host, port):
                 log.warning("sekisho: prefill rank %s:%s is gone; its grant is over", host, port)
                 with self._lock:
                     self._over(grant, rank)

@@ -51,7 +51,7 @@ class Transfers:
         self._under_way: dict[int, int] = defaultdict(int)
         self._waiting: dict[int, Drain] = {}
         self._leases: dict[int, dict[str, Lease]] = {}
-        self._cancelled: dict[Lease, None] = {}
+        self._cancelled: dict[Lease, bool] = {}  # and whether it had been granted here
         self._done: deque[int] = deque()
         self.peers: dict[str, Registration] = {}
         self.here = _Here()
@@ -85,8 +85,9 @@ class Transfers:
                 return
             del self._under_way[note.room]
             drain = self._waiting.pop(note.room, None)
+            known = drain is not None and self._cancelled.get(drain.lease, False)
         if drain is not None:
-            self._drained(drain)
+            self._drained(drain, known)
 
     # -- what decode says
 
@@ -100,19 +101,20 @@ class Transfers:
         """Write no more under this lease, and answer when nothing is in flight. Says whether the
         room is still that lease's, so that SGLang must be told that it failed."""
         with self._lock:
-            self._cancelled[drain.lease] = None
+            granted = self._leases.get(drain.room, {})
+            own = drain.lease in granted.values()
+            known = own or self._cancelled.get(drain.lease, False)
+            self._cancelled[drain.lease] = known
             while len(self._cancelled) > _REMEMBERED:
                 del self._cancelled[next(iter(self._cancelled))]
             busy = self._under_way.get(drain.room, 0) > 0
             if busy:
                 self._waiting[drain.room] = drain
-            granted = self._leases.get(drain.room, {})
-            own = drain.lease in granted.values()
             # Gone, and not only cancelled: what is cancelled is forgotten after a while.
             for session in [s for s, lease in granted.items() if lease == drain.lease]:
                 del granted[session]
         if not busy:
-            self._drained(drain)
+            self._drained(drain, known)
         return own
 
     def lease(self, room: int, session: str) -> Lease | None:
@@ -121,8 +123,8 @@ class Transfers:
             lease = self._leases.get(room, {}).get(session)
             return None if lease in self._cancelled else lease
 
-    def _drained(self, drain: Drain) -> None:
-        answer = Drained(drain.room, drain.lease, drain.rank)
+    def _drained(self, drain: Drain, known: bool) -> None:
+        answer = Drained(drain.room, drain.lease, drain.rank, known)
         try:
             self._send(drain.host, drain.port, answer.frames())
         except Exception:  # decode asks again; a transfer thread must not end for it

@@ -9,7 +9,7 @@ Decode to prefill, one more frame at the end of two messages that it sends anywa
 and messages of the guard alone, which SGLang never sees:
 
     decode -> prefill   DRAIN  room · incarnation · serial · host · port · rank   write no more
-    prefill -> decode   DRAINED room · incarnation · serial · rank      nothing is in flight
+    prefill -> decode   DRAINED room · incarnation · serial · rank · known      nothing is in flight
 
 Integers in frames of their own are decimal text, as in SGLang's messages.
 """
@@ -58,14 +58,18 @@ class Drain(NamedTuple):
 
 
 class Drained(NamedTuple):
-    """Nothing of ``lease`` is in flight from ``rank``, and nothing will ever be."""
+    """Nothing of ``lease`` is in flight from this process, and nothing will ever be.
+
+    ``known``: it was granted to this very process. If not, whoever it was granted to has ended.
+    """
 
     room: int
     lease: Lease
     rank: int
+    known: bool
 
     def frames(self) -> Frames:
-        return [DRAINED, *_decimal(self.room, *self.lease, self.rank)]
+        return [DRAINED, *_decimal(self.room, *self.lease, self.rank, self.known)]
 
 
 def grant_frame(lease: Lease) -> bytes:
@@ -102,9 +106,9 @@ def drain_of(frames: Frames) -> Drain | Drained | None:
         room, incarnation, serial = map(int, frames[1:4])
         host, port, rank = frames[4].decode(), int(frames[5]), int(frames[6])
         return Drain(room, Lease(incarnation, serial), host, port, rank)
-    if frames[0] == DRAINED and len(frames) == 5:
-        room, incarnation, serial, rank = map(int, frames[1:5])
-        return Drained(room, Lease(incarnation, serial), rank)
+    if frames[0] == DRAINED and len(frames) == 6:
+        room, incarnation, serial, rank, known = map(int, frames[1:6])
+        return Drained(room, Lease(incarnation, serial), rank, known == 1)
     if frames[0] in (DRAIN, DRAINED):
         raise ValueError("a message of a peer's guard is malformed")
     return None
@@ -151,4 +155,4 @@ class Sending:
 
 
 def _decimal(*numbers: int) -> Frames:
-    return [str(number).encode("ascii") for number in numbers]
+    return [str(int(number)).encode("ascii") for number in numbers]
