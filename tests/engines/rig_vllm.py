@@ -201,7 +201,7 @@ async def ask_pair(
             **(prefill.json().get("kv_transfer_params") or {}),
             "do_remote_prefill": True,
             "do_remote_decode": False,
-            "remote_engine_id": await _engine_of(session, bootstrap),
+            "remote_engine_id": await engine_of(session, bootstrap),
             "remote_bootstrap_addr": bootstrap,
             "transfer_id": transfer,
         }
@@ -210,7 +210,7 @@ async def ask_pair(
     return PairAnswers(prefill, decode, transfer)
 
 
-async def _engine_of(session: aiohttp.ClientSession, bootstrap: str) -> str:
+async def engine_of(session: aiohttp.ClientSession, bootstrap: str) -> str:
     """The engine's id, as prefill's bootstrap server states it for its first rank."""
     async with session.get(f"{bootstrap}/query") as answer:
         ranks = await answer.json()

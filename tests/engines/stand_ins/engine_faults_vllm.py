@@ -1,13 +1,13 @@
 """Faults inside a running vLLM, and the guard's own checks taken out; see `engine_switch`.
 
-fault       parameters        what goes wrong, and the public report it is like
-one_block   -                 a transfer reports success with one block of many written
-                              (vllm#41119: completion is told of what was never written)
-late        seconds           a transfer stalls, and lands after decode has given up (vllm#42296)
-row         victim, other,    a row of the worker's block table leads into a neighbour's block;
-            page              requests are told by the length of their prompts (vllm#39146)
-scopeless   -                 the prefix cache ignores the salt (vllm#20261)
-alien       length            block ids of another request are sent (vllm#40921)
+fault       parameters     what goes wrong, and the public report it is like
+one_block   -              a transfer reports success with one block of many written
+                           (vllm PR#50754: completion is a count, one write was only logged)
+late        seconds        a transfer stalls, and lands after decode has given up (vllm PR#32255)
+row         victim, other, a row of the worker's block table leads into a neighbour's block;
+            page           requests are told by the length of their prompts (vllm#39146)
+scopeless   role           the prefix cache of one role ignores the salt (vllm#44701)
+alien       length         blocks of an earlier request are sent (vllm#52360)
 
 check       what is gone
 admission   decode does not compare the manifest with its prompt

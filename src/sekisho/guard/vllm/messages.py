@@ -1,15 +1,14 @@
-"""What travels between the guard's scheduler half and its worker half, with vLLM's own messages."""
+"""What travels between the guard's scheduler half and its worker half, with vLLM's own messages.
+
+They stand where vLLM expects its ``KVConnectorMetadata``, ``KVConnectorWorkerMetadata`` and
+``KVConnectorHandshakeMetadata``, of which it asks only what is here.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-    KVConnectorHandshakeMetadata,
-    KVConnectorMetadata,
-    KVConnectorWorkerMetadata,
-)
 
 from sekisho.core.errors import Evidence
 from sekisho.core.ledger import Pages
@@ -42,7 +41,7 @@ class Load:
 
 
 @dataclass
-class StepMeta(KVConnectorMetadata):  # type: ignore[misc]
+class StepMeta:
     """From scheduler to worker, once a step.
 
     Attributes:
@@ -69,7 +68,7 @@ Found = dict[str, tuple[str, tuple[Evidence, ...]]]
 
 
 @dataclass
-class WorkerMeta(KVConnectorWorkerMetadata):  # type: ignore[misc]
+class WorkerMeta:
     """From the workers back. ``landed`` and ``in_doubt``: how many workers say so of a load."""
 
     inner: Any
@@ -94,7 +93,7 @@ def _sum(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
 
 
 @dataclass
-class Handshake(KVConnectorHandshakeMetadata):  # type: ignore[misc]
+class Handshake:
     """From each worker to the scheduler at start: the inner one's, and where to ask for a drain."""
 
     inner: Any

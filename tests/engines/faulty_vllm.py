@@ -1,0 +1,153 @@
+"""A vLLM pair with the faults of `stand_ins/engine_faults_vllm.py` in it, and ways to ask it."""
+
+import asyncio
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from rig import Answer, EngineProcess, post
+from rig_vllm import NAME, VllmPair, engine_of
+
+KEY = "a key of the tests, shared by both roles"
+GUARD: dict[str, Any] = {
+    "kv_connector": "SekishoConnector",
+    "kv_connector_module_path": "sekisho.guard.vllm.connector",
+    "kv_connector_extra_config": {"mooncake_protocol": "tcp", "inner": "MooncakeConnector"},
+}
+BLOCK = 32
+Traced = dict[str, Any]
+Body = Mapping[str, Any]
+
+
+class FaultyPair(VllmPair):
+    """`VllmPair` whose processes read a file of faults; see `engine_switch`.
+
+    ``guard``: whether the guard is in. ``give_up_s``: how long decode waits for a transfer.
+    """
+
+    def __init__(self, *, guard: bool, folder: Path, give_up_s: int = 6, **more: Any) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.trace_file = folder / "trace.jsonl"
+        self._switch = folder / "switch.json"
+        self.guarded = guard
+        self.switch()
+        both = {"ENGINE_SWITCH": str(self._switch), "ENGINE_TRACE": str(self.trace_file)}
+        both |= {"SEKISHO_GUARD_KEY": KEY} if guard else {}
+        # vLLM's decode waits for a minute longer than this says.
+        patience = {"VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": str(give_up_s - 60)}
+        super().__init__(
+            connector=GUARD if guard else None,
+            env=both | more.pop("env", {}),
+            prefill_env={"ENGINE_ROLE": "prefill"} | more.pop("prefill_env", {}),
+            decode_env={"ENGINE_ROLE": "decode"} | patience | more.pop("decode_env", {}),
+            folder=folder,
+            **more,
+        )
+
+    def switch(self, faults: Body | None = None, off: Sequence[str] = ()) -> None:
+        """These faults are on and these checks off from now on, and no others."""
+        new = self._switch.with_suffix(".new")
+        new.write_text(json.dumps({"faults": faults or {}, "off": list(off)}))
+        new.replace(self._switch)
+
+    def traced(self, event: str, **about: Any) -> list[Traced]:
+        """What the hooks wrote down of one kind, oldest first."""
+        lines = self.trace_file.read_text().splitlines() if self.trace_file.exists() else []
+        found = [json.loads(line) for line in lines]
+        about["event"] = event
+        return [one for one in found if all(one.get(k) == v for k, v in about.items())]
+
+    def evidence(self, process: EngineProcess) -> list[dict[str, Any]]:
+        """What the guard of one role wrote, oldest first."""
+        mark, text = "sekisho evidence ", process.log.read_text(errors="replace")
+        return [json.loads(line.partition(mark)[2]) for line in text.splitlines() if mark in line]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a client saw: decode's answer, or prefill's where it was not 200."""
+
+    status: int
+    text: str
+    seconds: float
+    said: str
+
+    def __str__(self) -> str:
+        return f"{self.status} in {self.seconds:.1f} s"
+
+
+def outcome(answer: Answer) -> Outcome:
+    said = answer.body.decode(errors="replace")[:300]
+    text = answer.json()["choices"][0]["text"] if answer.status == 200 else ""
+    return Outcome(answer.status, text, answer.seconds, said)
+
+
+def body(tokens: Sequence[int], answer: int = 16, salt: str = "tenant-a") -> dict[str, Any]:
+    """A request for the most likely ``answer`` tokens after a prompt of token ids."""
+    said: dict[str, Any] = {"model": NAME, "prompt": list(tokens), "temperature": 0}
+    said |= {"max_tokens": answer, "ignore_eos": True}
+    return said | ({"cache_salt": salt} if salt else {})
+
+
+async def ask(
+    pair: VllmPair,
+    asked: Body,
+    prefilled: Body | None = None,
+    *,
+    change: Mapping[str, Any] | None = None,
+    timeout_s: float = 60.0,
+) -> Outcome:
+    """As vLLM's proxy does, but prefill may be asked something else than decode.
+
+    ``change`` replaces ``kv_transfer_params`` on their way to decode; None takes one away.
+    """
+    transfer = f"{random.getrandbits(64):016x}"
+    begun = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": transfer}
+    timeout = aiohttp.ClientTimeout(total=timeout_s)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        first = {**(prefilled or asked), "max_tokens": 1, "kv_transfer_params": begun}
+        prefill = await post(session, f"{pair.prefill.url}/v1/completions", first)
+        if prefill.status != 200:
+            return outcome(prefill)
+        params = {
+            **(prefill.json().get("kv_transfer_params") or {}),
+            **await where(session, pair, transfer),
+            **(change or {}),
+        }
+        params = {name: value for name, value in params.items() if value is not None}
+        second = {**asked, "kv_transfer_params": params}
+        return outcome(await post(session, f"{pair.decode.url}/v1/completions", second))
+
+
+async def where(session: aiohttp.ClientSession, pair: VllmPair, transfer: str) -> dict[str, Any]:
+    """What a proxy adds for decode."""
+    bootstrap = f"http://127.0.0.1:{pair.bootstrap_port}"
+    return {
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        "remote_engine_id": await engine_of(session, bootstrap),
+        "remote_bootstrap_addr": bootstrap,
+        "transfer_id": transfer,
+    }
+
+
+async def ask_decode_alone(pair: VllmPair, asked: Body, timeout_s: float = 60.0) -> Outcome:
+    """Prefill never hears of the transfer that decode is told of."""
+    timeout = aiohttp.ClientTimeout(total=timeout_s)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        params = await where(session, pair, f"{random.getrandbits(64):016x}")
+        second = {**asked, "kv_transfer_params": params}
+        return outcome(await post(session, f"{pair.decode.url}/v1/completions", second))
+
+
+def ask_now(pair: VllmPair, *asked: Body, **more: Any) -> list[Outcome]:
+    """All of them at once."""
+
+    async def together() -> list[Outcome]:
+        return await asyncio.gather(*(ask(pair, one, **more) for one in asked))
+
+    return asyncio.run(together())

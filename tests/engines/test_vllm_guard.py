@@ -1,0 +1,158 @@
+"""Real vLLM pairs over real Mooncake, without and with the guard: what arrives, what a client sees.
+
+Both columns of the table that `test_table` prints are what was observed in this run.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faulty_vllm import (
+    BLOCK,
+    FaultyPair,
+    Outcome,
+    ask,
+    ask_decode_alone,
+    ask_now,
+    body,
+)
+from transformers import AutoTokenizer
+
+from sekisho.engine.demo import ensure_demo_model
+
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
+_STORY = "The harbour lay quiet under a grey sky while the ferry turned slowly against the tide. "
+_OTHER = "Minutes of the budget meeting: the committee agreed to postpone the new library roof. "
+_NATURAL = (
+    "The capital of France is",
+    "Once upon a time there was a king who had three daughters, and the youngest of them",
+    _STORY * 20 + "Then the captain said:",
+)
+_LATE_S = 14
+
+
+@dataclass
+class Arm:
+    """One pair's observations, by row of the table."""
+
+    seen: dict[str, str] = field(default_factory=dict)
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    right: dict[str, str] = field(default_factory=dict)
+    natural: list[str] = field(default_factory=list)
+
+
+def _tokens(text: str, count: int) -> list[int]:
+    """Exactly ``count`` tokens of a text that is repeated for as long as it takes."""
+    tokenizer = AutoTokenizer.from_pretrained(ensure_demo_model())
+    ids = tokenizer(text * (count // 8 + 2))["input_ids"]
+    assert len(ids) >= count
+    return list(ids[:count])
+
+
+def _verdict(found: Outcome, right: str) -> str:
+    """A 200 is the right text or it is not; anything else is an error."""
+    if found.status != 200:
+        return f"{found.status} after {found.seconds:.1f} s"
+    return "200, right text" if found.text == right else "200, wrong text"
+
+
+def _observe(pair: FaultyPair) -> Arm:
+    """All rows, in an order in which none spoils the next."""
+    arm = Arm()
+    for number, text in enumerate(_NATURAL):
+        found = ask_now(pair, {**body([], 32), "prompt": text, "cache_salt": f"n{number}"})[0]
+        assert found.status == 200, found.said
+        arm.natural.append(found.text)
+    eight = _tokens(_STORY, 8 * BLOCK)
+    right = _row(pair, body(eight, salt="right"))
+    assert right.status == 200, right.said
+    for name, prefilled in {
+        "1 block where 8 were reserved": eight[:BLOCK],
+        "same length, another prompt's content": _tokens(_OTHER, 8 * BLOCK),
+        "31 tokens missing inside the last block": eight[: 8 * BLOCK - 31],
+        "prefill longer than decode's prompt": _tokens(_OTHER, 2 * BLOCK) + eight,
+    }.items():
+        salt = f"row {name}"
+        found = _row(pair, body(eight, salt=salt), body(prefilled, salt=salt))
+        _keep(arm, name, found, right.text)
+    pair.switch({"one_block": {}})
+    found = _row(pair, body(eight, salt="one block"))
+    _keep(arm, "success reported, 1 block of 8 written", found, right.text)
+    pair.switch()
+    _neighbours(pair, arm)
+    found = asyncio.run(ask_decode_alone(pair, body(eight, salt="alone")))
+    _keep(arm, "prefill never runs", found, right.text)
+    _unsalted(pair, arm)
+    after = _row(pair, body(eight, salt="afterwards"))
+    assert after.text == right.text, "a request after all these is not served as before them"
+    return arm
+
+
+def _row(pair: FaultyPair, asked: Any, prefilled: Any = None) -> Outcome:
+    return asyncio.run(ask(pair, asked, prefilled))
+
+
+def _keep(arm: Arm, name: str, found: Outcome, right: str) -> None:
+    arm.outcomes[name], arm.right[name] = found, right
+    arm.seen[name] = _verdict(found, right)
+
+
+def _neighbours(pair: FaultyPair, arm: Arm) -> None:
+    """A row of the block table leads into the neighbour's block, for as long as both run."""
+    victim, other = _tokens(_STORY, 5 * BLOCK + 3), _tokens(_OTHER, 6 * BLOCK + 5)
+    alone = [ask_now(pair, body(t, 48, salt="alone"))[0].text for t in (victim, other)]
+    pair.switch({"row": {"victim": len(victim), "other": len(other), "page": 1}})
+    found = ask_now(pair, body(victim, 48, salt="v"), body(other, 48, salt="o"))
+    pair.switch()
+    assert pair.traced("row"), "the fault was never in"
+    _keep(arm, "a block table row points at another's block", found[0], alone[0])
+    _keep(arm, "  … its neighbour", found[1], alone[1])
+
+
+def _unsalted(pair: FaultyPair, arm: Arm) -> None:
+    prompt = _tokens(_OTHER, 4 * BLOCK + 7)
+    for _ in range(2):
+        found = _row(pair, body(prompt, salt=""))
+    text = found.text if found.status == 200 else "refused"
+    _keep(arm, "request without cache_salt", found, text)
+
+
+@pytest.fixture(scope="module")
+def arms(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Arm]:
+    """Both columns, one pair after the other."""
+    out = {}
+    for name in ("stock", "guarded"):
+        folder = tmp_path_factory.mktemp(name)
+        with _pair(folder, guard=name == "guarded") as pair:
+            out[name] = _observe(pair)
+    return out
+
+
+def _pair(folder: Path, *, guard: bool, **more: Any) -> FaultyPair:
+    more = {"prefill_tokens": 4096, "decode_tokens": 4096, "abort_s": 8} | more
+    return FaultyPair(guard=guard, folder=folder, **more)
+
+
+def test_table(arms: dict[str, Arm]) -> None:
+    """Where stock vLLM answers 200 with another text, the guard answers with an error."""
+    stock, guarded = arms["stock"].seen, arms["guarded"].seen
+    print(f"\n{'what arrives at decode':46}| {'stock':26}| guarded")
+    for name in stock:
+        print(f"{name:46}| {stock[name]:26}| {guarded[name]}")
+    wrong = {
+        "same length, another prompt's content",
+        "31 tokens missing inside the last block",
+        "prefill longer than decode's prompt",
+    }
+    assert wrong <= {name for name, seen in stock.items() if seen == "200, wrong text"}
+    for name, found in arms["guarded"].outcomes.items():
+        if name == "  … its neighbour":
+            assert (found.status, found.text) == (200, arms["guarded"].right[name])
+        else:
+            assert found.status == 500, (name, found)
+
+
+def test_the_guard_changes_no_text(arms: dict[str, Arm]) -> None:
+    assert arms["guarded"].natural == arms["stock"].natural
