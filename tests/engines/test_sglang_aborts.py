@@ -30,8 +30,8 @@ from rig import Answer, EngineProcess
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1500)]
 
-WAITING_S = 20
-STALL_S = 60
+WAITING_S = 30
+STALL_S = 80
 DECODE_TOKENS = 1024
 VICTIM, OTHER = notes(61, 120)[0], notes(62, 90)[0]
 

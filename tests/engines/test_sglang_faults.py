@@ -101,6 +101,10 @@ def show(pair: FaultyPair, what: str, answer: Answer) -> None:
     print(f"  {pair.version} {what}: {answer.status} in {answer.seconds:.1f} s {said[:90]!r}")
 
 
+def without(off: list[str]) -> str:
+    return f" without {', '.join(off)}" if off else ""
+
+
 @pytest.mark.parametrize("case", AT_COMMIT, ids=lambda case: case.fault)
 class TestHandOff:
     """What arrives is not what was reserved for."""
@@ -158,7 +162,7 @@ class TestRunning:
         fault = {"stray": {"room": neighbour.room, "victim": victim.room, "page": 2}}
         hit, beside = self.together(pair, victim, neighbour, lambda: pair.switch(fault, off=off))
         assert pair.traced("stray", room=neighbour.room)
-        show(pair, f"stray write without {off}", hit)
+        show(pair, f"stray write{without(off)}", hit)
         return victim, hit, beside
 
     def test_a_stray_write_fails_the_request_that_it_hit(
@@ -176,11 +180,11 @@ class TestRunning:
         assert not pair.evidence(victim.rid)
 
     def row(self, pair: FaultyPair, off: list[str]) -> tuple[Ask, Answer, Answer]:
-        neighbour, victim = make(NEIGHBOUR, answer=40), make(VICTIM, answer=24)
+        neighbour, victim = make(NEIGHBOUR, answer=160), make(VICTIM, answer=24)
         fault = {"row": {"rid": victim.rid, "other": neighbour.rid, "page": 2}}
         beside, hit = self.together(pair, neighbour, victim, lambda: pair.switch(fault, off=off))
         assert pair.traced("row", rid=victim.rid)
-        show(pair, f"row without {off}", hit)
+        show(pair, f"row{without(off)}", hit)
         return victim, hit, beside
 
     def test_a_row_that_leads_to_a_neighbour_fails_its_request(
@@ -190,7 +194,7 @@ class TestRunning:
         assert hit.status == 500
         [evidence] = pair.evidence(victim.rid)
         assert (evidence["at"], evidence["pages"][0]["kind"]) == ("step", "row")
-        assert text_of(beside) == alone["neighbour"]
+        assert text_of(beside).startswith(alone["neighbour"])
 
     def test_without_the_check_of_the_row_it_goes_through(self, pair: FaultyPair) -> None:
         victim, hit, _ = self.row(pair, ["row"])
@@ -209,7 +213,7 @@ class TestPrefixCache:
         assert first.decode.status == 200, first.decode.body
         other = make(tokens, answer=4, scope="two")
         [answers] = ask_now(pair, other)
-        show(pair, f"scopeless without {off}", answers.decode)
+        show(pair, f"scopeless{without(off)}", answers.decode)
         cached = 0
         if answers.prefill.status == 200:
             cached = int(answers.prefill.json()["meta_info"]["cached_tokens"])

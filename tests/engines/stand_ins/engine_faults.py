@@ -182,7 +182,8 @@ def _add_request(original: Any, scheduler: Any, req: Any, *args: Any, **kwargs: 
 def _radix_key(
     original: Any, key: Any, token_ids: Any, extra_key: Any = None, *args: Any, **kwargs: Any
 ) -> None:
-    original(key, token_ids, None if fault("scopeless") else extra_key, *args, **kwargs)
+    forgotten = fault("scopeless") is not None
+    original(key, token_ids, None if forgotten else extra_key, *args, **kwargs)
 
 
 # -- decode: reserve, table, free

@@ -123,8 +123,14 @@ if "ENGINE_SWITCH" in os.environ:
     import engine_breaks
     import engine_checks
     import engine_faults
+    import engine_faults_vllm
 
-    for _name, _hook in (*engine_breaks.HOOKS, *engine_faults.HOOKS, *engine_checks.HOOKS):
+    for _name, _hook in (
+        *engine_breaks.HOOKS,
+        *engine_faults.HOOKS,
+        *engine_faults_vllm.HOOKS,
+        *engine_checks.HOOKS,
+    ):
         _after.setdefault(_name, []).append(_hook)
 if "ENGINE_METER" in os.environ:
     import engine_meter
