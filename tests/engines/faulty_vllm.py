@@ -34,6 +34,7 @@ class FaultyPair(VllmPair):
         self.trace_file = folder / "trace.jsonl"
         self._switch = folder / "switch.json"
         self.guarded = guard
+        self.off: list[str] = []
         self.switch()
         both = {"ENGINE_SWITCH": str(self._switch), "ENGINE_TRACE": str(self.trace_file)}
         both |= {"SEKISHO_GUARD_KEY": KEY} if guard else {}

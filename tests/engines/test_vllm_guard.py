@@ -18,19 +18,14 @@ from faulty_vllm import (
     ask_now,
     body,
 )
-from transformers import AutoTokenizer
-
-from sekisho.engine.demo import ensure_demo_model
+from vllm_prompts import OTHER, STORY, tokens
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
-_STORY = "The harbour lay quiet under a grey sky while the ferry turned slowly against the tide. "
-_OTHER = "Minutes of the budget meeting: the committee agreed to postpone the new library roof. "
 _NATURAL = (
     "The capital of France is",
     "Once upon a time there was a king who had three daughters, and the youngest of them",
-    _STORY * 20 + "Then the captain said:",
+    STORY * 20 + "Then the captain said:",
 )
-_LATE_S = 14
 
 
 @dataclass
@@ -41,14 +36,6 @@ class Arm:
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     right: dict[str, str] = field(default_factory=dict)
     natural: list[str] = field(default_factory=list)
-
-
-def _tokens(text: str, count: int) -> list[int]:
-    """Exactly ``count`` tokens of a text that is repeated for as long as it takes."""
-    tokenizer = AutoTokenizer.from_pretrained(ensure_demo_model())
-    ids = tokenizer(text * (count // 8 + 2))["input_ids"]
-    assert len(ids) >= count
-    return list(ids[:count])
 
 
 def _verdict(found: Outcome, right: str) -> str:
@@ -65,14 +52,14 @@ def _observe(pair: FaultyPair) -> Arm:
         found = ask_now(pair, {**body([], 32), "prompt": text, "cache_salt": f"n{number}"})[0]
         assert found.status == 200, found.said
         arm.natural.append(found.text)
-    eight = _tokens(_STORY, 8 * BLOCK)
+    eight = tokens(STORY, 8 * BLOCK)
     right = _row(pair, body(eight, salt="right"))
     assert right.status == 200, right.said
     for name, prefilled in {
         "1 block where 8 were reserved": eight[:BLOCK],
-        "same length, another prompt's content": _tokens(_OTHER, 8 * BLOCK),
+        "same length, another prompt's content": tokens(OTHER, 8 * BLOCK),
         "31 tokens missing inside the last block": eight[: 8 * BLOCK - 31],
-        "prefill longer than decode's prompt": _tokens(_OTHER, 2 * BLOCK) + eight,
+        "prefill longer than decode's prompt": tokens(OTHER, 2 * BLOCK) + eight,
     }.items():
         salt = f"row {name}"
         found = _row(pair, body(eight, salt=salt), body(prefilled, salt=salt))
@@ -101,7 +88,7 @@ def _keep(arm: Arm, name: str, found: Outcome, right: str) -> None:
 
 def _neighbours(pair: FaultyPair, arm: Arm) -> None:
     """A row of the block table leads into the neighbour's block, for as long as both run."""
-    victim, other = _tokens(_STORY, 5 * BLOCK + 3), _tokens(_OTHER, 6 * BLOCK + 5)
+    victim, other = tokens(STORY, 5 * BLOCK + 3), tokens(OTHER, 6 * BLOCK + 5)
     alone = [ask_now(pair, body(t, 48, salt="alone"))[0].text for t in (victim, other)]
     pair.switch({"row": {"victim": len(victim), "other": len(other), "page": 1}})
     found = ask_now(pair, body(victim, 48, salt="v"), body(other, 48, salt="o"))
@@ -112,7 +99,7 @@ def _neighbours(pair: FaultyPair, arm: Arm) -> None:
 
 
 def _unsalted(pair: FaultyPair, arm: Arm) -> None:
-    prompt = _tokens(_OTHER, 4 * BLOCK + 7)
+    prompt = tokens(OTHER, 4 * BLOCK + 7)
     for _ in range(2):
         found = _row(pair, body(prompt, salt=""))
     text = found.text if found.status == 200 else "refused"

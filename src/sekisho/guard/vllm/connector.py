@@ -10,6 +10,7 @@ the inner connector; a name that is in neither list ends the engine at its start
 
 import abc
 from collections.abc import Callable
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -210,7 +211,7 @@ class SekishoConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self.inner.set_xfer_handshake_metadata_pp_aware(own)
 
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
-        self._sched.pool = kv_cache_manager.block_pool
+        self._sched.put_in_pool = partial(holds.really_free, kv_cache_manager.block_pool)
         self.inner.bind_kv_cache_manager(kv_cache_manager)
 
     def on_new_request(self, request: Any) -> None:

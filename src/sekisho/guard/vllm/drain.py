@@ -12,7 +12,6 @@ all that time does: no block is freed by it.
 """
 
 import contextlib
-import hmac
 import json
 import logging
 import socket
@@ -23,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sekisho.guard.sglang.grants import gone
-from sekisho.guard.vllm.manifest import mac
+from sekisho.guard.vllm.manifest import mac, signed
 
 log = logging.getLogger("vllm.sekisho")
 ASK_EVERY_S = 0.5
@@ -94,10 +93,10 @@ class DrainServer:
         """One line for one line; what is not signed with our key is told nothing."""
         try:
             asked = json.loads(line)
-            transfer, signature = str(asked["transfer"]), str(asked["mac"])
+            transfer, signature = str(asked["transfer"]), asked["mac"]
         except (ValueError, KeyError, TypeError):
             return b"{}\n"
-        if not hmac.compare_digest(mac(self._key, "drain", transfer), signature):
+        if not signed(self._key, "drain", transfer, signature):
             return b"{}\n"
         drained = self._flights.drain(transfer)
         said = mac(self._key, "drained", [transfer, drained])
@@ -189,5 +188,4 @@ def drained(key: bytes, host: str, port: int, transfer: str) -> bool:
         return False
     if not isinstance(answer, dict) or answer.get("drained") is not True:
         return False
-    said = str(answer.get("mac"))
-    return said.isascii() and hmac.compare_digest(mac(key, "drained", [transfer, True]), said)
+    return signed(key, "drained", [transfer, True], answer.get("mac"))

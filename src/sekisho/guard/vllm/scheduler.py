@@ -10,11 +10,12 @@ decode    request: a scope, and a     allocation: load,   every step: rows    en
 import json
 import logging
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from sekisho.core.errors import Evidence
+from sekisho.core.errors import Evidence, check
 from sekisho.core.ledger import Pages
 from sekisho.guard.keeper import Keeper
 from sekisho.guard.vllm.drain import Asker
@@ -53,7 +54,7 @@ class Scheduling:
         self.rows = Rows(keeper, self.report)
         self.drains: tuple[str, ...] = ()
         self.failing: dict[str, str] = {}
-        self.pool: Any = None
+        self.put_in_pool: Callable[[list[Any]], None] = _no_pool
         self._key = key
         self._workers = workers
         self._asker = Asker(key) if role == "decode" else None
@@ -279,9 +280,7 @@ class Scheduling:
         self.report.quarantined(self.keeper.quarantined())
 
     def _settle(self, pin: int) -> None:
-        from sekisho.guard.vllm.holds import really_free
-
-        really_free(self.pool, self.rows.settle(pin))
+        self.put_in_pool(self.rows.settle(pin))
 
     def fails_now(self, live: dict[str, Any]) -> set[str]:
         """Requests that vLLM is to end with an error; ``live``: by name, those that it knows."""
@@ -346,6 +345,10 @@ def scope_of(request: Any) -> str:
     """Who may share blocks with ``request``: its salt, and the adapter that changes its KV."""
     lora = request.lora_request
     return json.dumps([request.cache_salt, None if lora is None else lora.lora_name])
+
+
+def _no_pool(blocks: list[Any]) -> None:
+    check(not blocks, "blocks came back before vLLM's pool was known")
 
 
 def _is_text(value: Any) -> bool:
