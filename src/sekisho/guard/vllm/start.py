@@ -51,7 +51,7 @@ def unsupported(vllm_config: Any, kv_cache_config: Any) -> str:
     for name in _SIZES:
         if getattr(parallel, name) != 1:
             return f"{name} is {getattr(parallel, name)}: the guard does not follow its blocks"
-    if parallel.enable_dbo:
+    if parallel.use_ubatching:
         return "dual batch overlap is on: the guard does not follow its batches"
     if vllm_config.speculative_config is not None:
         return "speculative decoding is on: the guard does not follow its tokens"
@@ -59,7 +59,7 @@ def unsupported(vllm_config: Any, kv_cache_config: Any) -> str:
         return "this is vLLM's second model runner: the guard knows the first"
     if vllm_config.ec_transfer_config is not None:
         return "an encoder cache connector is set: the guard does not follow its blocks"
-    if vllm_config.model_config.enable_return_routed_experts:
+    if vllm_config.aux_output_config.enable_return_routed_experts:
         return "--enable-return-routed-experts is set, which the inner connector cannot"
     groups = kv_cache_config.kv_cache_groups
     if len(groups) != 1 or type(groups[0].kv_cache_spec) is not FullAttentionSpec:
