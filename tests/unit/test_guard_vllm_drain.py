@@ -109,3 +109,22 @@ def test_without_an_address_nothing_is_ever_over() -> None:
     threading.Event().wait(1.2)
     assert asker.take_over() == []
     assert asker.open_count() == 1
+
+
+def test_a_death_is_seen_of_a_load_that_is_waited_for(server: DrainServer) -> None:
+    asker = Asker(KEY)
+    asker.watch("alive", (server.address,))
+    dead = DrainServer(Flights(), KEY, "127.0.0.1")
+    address = dead.address
+    dead.close()
+    asker.watch("dead", (address,))
+    asker.watch("over", (address,))
+    asker.unwatch("over")
+    for _ in range(200):
+        if found := asker.take_gone():
+            break
+        threading.Event().wait(0.05)
+    assert found == ["dead"]
+    threading.Event().wait(1.2)
+    assert asker.take_gone() == []
+    server.close()

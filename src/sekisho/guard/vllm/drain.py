@@ -27,6 +27,8 @@ from sekisho.guard.vllm.manifest import mac, signed
 log = logging.getLogger("vllm.sekisho")
 ASK_EVERY_S = 0.5
 _WAIT_S = 2.0
+_PATIENCE = 4
+"""How many times `ASK_EVERY_S` a load may take before its prefill is looked at."""
 _LINE_MAX = 4096
 _REMEMBERED = 1 << 16
 
@@ -119,13 +121,19 @@ class Doubt:
 
 
 class Asker:
-    """Decode's thread. `ask` and `take_over` are the scheduler's."""
+    """Decode's thread: it asks about writers in doubt, and watches those that are trusted, so that
+    the death of one is known before the inner connector's patience ends.
+
+    All methods are the scheduler's.
+    """
 
     def __init__(self, key: bytes) -> None:
         self._key = key
         self._lock = threading.Lock()
         self._open: list[Doubt] = []
+        self._watched: dict[str, Doubt] = {}
         self._over: deque[str] = deque()
+        self._gone: deque[str] = deque()
         self._wake = threading.Event()
         threading.Thread(target=self._run, name="sekisho-ask", daemon=True).start()
 
@@ -134,6 +142,23 @@ class Asker:
         with self._lock:
             self._open.append(Doubt(transfer, name, workers))
         self._wake.set()
+
+    def watch(self, name: str, workers: tuple[str, ...]) -> None:
+        """A request waits for ``workers``, until `unwatch`."""
+        with self._lock:
+            self._watched[name] = Doubt("", name, workers)
+        self._wake.set()
+
+    def unwatch(self, name: str) -> None:
+        with self._lock:
+            self._watched.pop(name, None)
+
+    def take_gone(self) -> list[str]:
+        """Names of watched requests of which a worker has died, each once."""
+        out = []
+        while self._gone:
+            out.append(self._gone.popleft())
+        return out
 
     def open_count(self) -> int:
         with self._lock:
@@ -150,7 +175,9 @@ class Asker:
         while True:
             self._wake.wait()
             with self._lock:
-                doubts = list(self._open)
+                doubts, watched = list(self._open), list(self._watched.values())
+            for doubt in watched:
+                self._look_at(doubt)
             for doubt in doubts:
                 try:
                     self._ask_one(doubt)
@@ -162,9 +189,22 @@ class Asker:
                     if doubt.workers and doubt.over >= set(doubt.workers):
                         self._open.remove(doubt)
                         self._over.append(doubt.name)
-                if not self._open:
+                if not self._open and not self._watched:
                     self._wake.clear()
             threading.Event().wait(ASK_EVERY_S)
+
+    def _look_at(self, doubt: Doubt) -> None:
+        """A transfer takes less than a moment: only one that waits longer is looked at."""
+        doubt.asked += 1
+        if doubt.asked <= _PATIENCE:
+            return
+        for worker in doubt.workers:
+            host, _, port = worker.rpartition(":")
+            if gone(host, int(port)):
+                with self._lock:
+                    if self._watched.pop(doubt.name, None) is doubt:
+                        self._gone.append(doubt.name)
+                return
 
     def _ask_one(self, doubt: Doubt) -> None:
         doubt.asked += 1

@@ -18,6 +18,7 @@ Row = NDArray[np.int32]
 
 
 def no_row() -> Row:
+    """A row of no block."""
     return np.zeros(0, np.int32)
 
 

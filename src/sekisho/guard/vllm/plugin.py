@@ -40,6 +40,7 @@ def _hold() -> None:
 
 
 def seams() -> tuple[Any, ...]:
+    """Where this plugin holds on to vLLM."""
     from sekisho.guard.sglang.seams import Seam
 
     place = "vllm.v1.core.sched.scheduler:Scheduler.__init__"

@@ -161,6 +161,8 @@ class Scheduling:
         blocks = np.array(holder.blocks[holder.shared : count], np.intp)
         self._loads[name] = self._load(holder, manifest, blocks, length)
         self._pins[name] = self.rows.pin(blocks), manifest
+        if self._asker is not None:
+            self._asker.watch(name, manifest.drain)
         holder.written = length
 
     def _load(self, holder: Holder, manifest: Manifest, blocks: Pages, length: int) -> Load:
@@ -256,6 +258,8 @@ class Scheduling:
                 self._landed[name] = landed, doubt
                 if landed + doubt >= self._workers:
                     del self._landed[name]
+                    if self._asker is not None:
+                        self._asker.unwatch(name)
                     self._loaded(name, doubt > 0)
         self.put_back()
 
@@ -273,7 +277,12 @@ class Scheduling:
             self.report.commit()
 
     def put_back(self) -> None:
-        """Blocks whose writers have been found to be over go to the pool."""
+        """Blocks whose writers have been found to be over go to the pool; a request whose prefill
+        is gone fails now, and its blocks come when the inner connector has given up on it."""
+        for name in self._asker.take_gone() if self._asker is not None else ():
+            if name in self._pins:
+                found = ", ".join(self._pins[name][1].drain)
+                self._fail(name, "load", [Evidence("gone", 0, -1, "prefill runs", found)])
         for name in self._asker.take_over() if self._asker is not None else ():
             pin, _ = self._pins.pop(name)
             self._settle(pin)
@@ -323,7 +332,6 @@ class Scheduling:
         name = request.request_id
         self._requests.pop(name, None)
         self._manifests.pop(name, None)
-        self._loads.pop(name, None)
         failed = self.failing.pop(name, None) is not None
         if self.role != "prefill" or not sends or failed:
             return None
@@ -364,5 +372,6 @@ def active() -> Scheduling | None:
 
 
 def begin(scheduling: Scheduling) -> None:
+    """From here on vLLM's functions of this process lead through ``scheduling``."""
     global _scheduling  # noqa: PLW0603  # one scheduler a process, and vLLM's functions are global
     _scheduling = scheduling

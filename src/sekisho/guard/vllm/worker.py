@@ -185,5 +185,6 @@ def active() -> Worker | None:
 
 
 def begin(worker: Worker) -> None:
+    """From here on vLLM's functions of this process lead through ``worker``."""
     global _worker  # noqa: PLW0603  # one worker a process, and vLLM's functions are global
     _worker = worker
