@@ -121,12 +121,14 @@ elif _engine == "vllm":
     _after["torch.accelerator"] = [_device_index]
 if "ENGINE_SWITCH" in os.environ:
     import engine_breaks
+    import engine_breaks_vllm
     import engine_checks
     import engine_faults
     import engine_faults_vllm
 
     for _name, _hook in (
         *engine_breaks.HOOKS,
+        *engine_breaks_vllm.HOOKS,
         *engine_faults.HOOKS,
         *engine_faults_vllm.HOOKS,
         *engine_checks.HOOKS,
