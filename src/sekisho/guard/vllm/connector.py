@@ -21,7 +21,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
-from sekisho.guard.sglang.seams import SeamError, check_held, hold
+from sekisho.guard.sglang.seams import SeamError
 from sekisho.guard.vllm import holds, inner, start
 from sekisho.guard.vllm import scheduler as scheduling
 from sekisho.guard.vllm import worker as working
@@ -120,8 +120,7 @@ class SekishoConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._begin_working(kv_cache_config)
 
     def _begin_scheduling(self, vllm_config: Any, kv_cache_config: Any) -> None:
-        hold(holds.SCHEDULER_SEAMS)
-        check_held(holds.SCHEDULER_SEAMS)
+        holds.hold_once(holds.SCHEDULER_SEAMS)
         keeper = start.make_keeper(self._layout, kv_cache_config.num_blocks)
         self._scheduling = scheduling.Scheduling(
             keeper,
@@ -133,13 +132,11 @@ class SekishoConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         scheduling.begin(self._scheduling)
 
     def _begin_working(self, kv_cache_config: Any) -> None:
-        hold(holds.WORKER_SEAMS)
-        check_held(holds.WORKER_SEAMS)
+        holds.hold_once(holds.WORKER_SEAMS)
         self._worker = working.Worker(self._layout, kv_cache_config.num_blocks)
         working.begin(self._worker)
         if self._side == "prefill":
-            hold(inner.PREFILL_SEAMS)
-            check_held(inner.PREFILL_SEAMS)
+            holds.hold_once(inner.PREFILL_SEAMS)
             host = inner.host_of(self.inner)
             self._drain = DrainServer(inner.flights, self._key, host)
 

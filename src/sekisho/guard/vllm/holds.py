@@ -5,10 +5,10 @@ _prepare_inputs                                                  what attention 
 update_from_output · _handle_failed_recving                      a failing request fails alone
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from sekisho.guard.sglang.seams import Seam, original_of
+from sekisho.guard.sglang.seams import Seam, SeamError, check_held, hold, original_of
 from sekisho.guard.vllm import scheduler, worker
 from sekisho.guard.vllm.messages import StepMeta, WorkerMeta
 from sekisho.guard.vllm.scheduler import scope_of
@@ -18,6 +18,20 @@ _POOL = "vllm.v1.core.block_pool:BlockPool"
 _MANAGER = "vllm.v1.core.kv_cache_manager:KVCacheManager"
 _SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 _FREE = f"{_POOL}.free_blocks"
+
+
+def hold_once(seams: Iterable[Seam]) -> None:
+    """Hold what is not held yet: a process may make its connector more than once.
+
+    Raises:
+        SeamError: vLLM is not as the guard knows it.
+    """
+    for seam in seams:
+        try:
+            check_held([seam])
+        except SeamError:
+            hold([seam])
+            check_held([seam])
 
 
 def really_free(pool: Any, blocks: list[Any]) -> None:

@@ -29,14 +29,13 @@ def load() -> None:
 
 
 def _hold() -> None:
-    from sekisho.guard.sglang.seams import check_held, hold
     from sekisho.guard.vllm import start
+    from sekisho.guard.vllm.holds import hold_once
     from sekisho.guard.vllm.manifest import load_key
 
     start.check_version()
     load_key()
-    hold(seams())
-    check_held(seams())
+    hold_once(seams())
 
 
 def seams() -> tuple[Any, ...]:
