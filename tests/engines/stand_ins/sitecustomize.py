@@ -139,5 +139,10 @@ if "ENGINE_METER" in os.environ:
 
     for _name, _hook in engine_meter.HOOKS:
         _after.setdefault(_name, []).append(_hook)
+if "ENGINE_METER_VLLM" in os.environ:
+    import engine_meter_vllm
+
+    for _name, _hook in engine_meter_vllm.HOOKS:
+        _after.setdefault(_name, []).append(_hook)
 if _after:
     sys.meta_path.insert(0, _After(_after))
