@@ -169,7 +169,7 @@ def notes(seed: int, count: int) -> tuple[list[int], str]:
     item of them."""
     rng = random.Random(seed)
     where = rng.choice(_PLACES)
-    code = f"{where.upper()}-{rng.randrange(1000, 9999)}"
+    code = f"{rng.randrange(1000, 9999)}-{rng.randrange(1000, 9999)}"
     text = f"Minutes of meeting {rng.randrange(100, 999)}.\n"
     found = tokens_of(text)
     item = 0
@@ -178,7 +178,7 @@ def notes(seed: int, count: int) -> tuple[list[int], str]:
         line = f"{item}. {rng.choice(_PEOPLE)} {rng.choice(_DOINGS)} {rng.choice(_PLACES)} "
         line += f"{rng.choice(_ENDS)}."
         if item % 3 == 0:
-            line += f" The access code of the {where} is {code}."
+            line += f" The access code of the {where} is {where.upper()}-{code}."
         found += tokens_of(line + "\n")
     return found[:count], code
 

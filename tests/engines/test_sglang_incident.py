@@ -8,8 +8,8 @@ Decode has 128 pages, and hands out freed ones, in order, only when all were use
 
     A, 970 tokens   1 … 63          (61 pages and two for the answer)
     A               64 … 126
-    B, 1,018        1 … 64, 65 … 68 the first document's pages, each at the same ordinal
-    A               1 … 63          60 pages were left, too few
+    B, 1,018        1 … 64, 65 … 70 the first document's pages, each at the same ordinal
+    A               1 … 63          58 pages were left, too few
 
 ``ENGINE_RECORD=FOLDER`` keeps requests, answers, trace and logs of the unguarded arm there.
 """
@@ -47,6 +47,7 @@ ROUNDS_MAX = 12
 DECODE_TOKENS = 2048
 PREFILL_TAKES = 1018
 LENGTHS = (1026, 1018)
+ANSWER = 96  # four items of the notes: a code stands in every third
 NATURAL = (
     "The capital of France is",
     "A short poem about the sea:\n",
@@ -135,7 +136,7 @@ def incident(tmp_path_factory: pytest.TempPathFactory) -> Incident:
 def play(pair: FaultyPair, arm: Arm) -> Incident:
     """Controls first, then rounds until A's code stands in B's answer."""
     arm.natural(pair, "natural before")
-    alone = arm.ask(pair, "B over, no A", make(notes(900, LENGTHS[0])[0], answer=64))
+    alone = arm.ask(pair, "B over, no A", make(notes(900, LENGTHS[0])[0], answer=ANSWER))
     codes: list[str] = []
     tenant_a: set[str] = set()
     normal: list[Pages] = []
@@ -149,12 +150,12 @@ def play(pair: FaultyPair, arm: Arm) -> Incident:
             tenant_a.add(one.rid)
             arm.ask(pair, "A document", one)
             normal.append(pages_of(pair, one))
-        over = make(notes(900 + rounds, LENGTHS[rounds % 2])[0], answer=64)
+        over = make(notes(900 + rounds, LENGTHS[rounds % 2])[0], answer=ANSWER)
         leaked = text_of(arm.ask(pair, "B over-long", over).decode)
         pages = pages_of(pair, over)
         print(f"    {pages}", flush=True)
         code = next((one for one in codes if one in leaked), "")
-    inside = arm.ask(pair, "B in limit, after A", make(notes(950, 960)[0], answer=64))
+    inside = arm.ask(pair, "B in limit, after A", make(notes(950, 960)[0], answer=ANSWER))
     arm.natural(pair, "natural after")
     without_a, in_limit = text_of(alone.decode), text_of(inside.decode)
     return Incident(arm, rounds, code, leaked, pages, tenant_a, normal, without_a, in_limit, codes)
@@ -214,7 +215,7 @@ def guarded(
         print(f"\nguarded {request.param} ready after {pair.start_seconds:.0f} s")
         arm.natural(pair, "natural before")
         arm.ask(pair, "A document", make(notes(110, 970)[0], answer=24))
-        asks = [make(notes(901, length)[0], answer=64) for length in (1018, 1026, 1999)]
+        asks = [make(notes(901, length)[0], answer=ANSWER) for length in (1018, 1026, 1999)]
         over = [arm.ask(pair, "B over-long", one) for one in asks]
         reserved = [pair.traced("reserved", rid=one.rid) for one in asks]
         wait_whole(pair)
