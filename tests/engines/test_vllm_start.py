@@ -1,17 +1,19 @@
 """Active or dead: what a vLLM engine with the guard in its configuration does not start with.
 
-Each case is one engine, without a peer, that must end by itself with one line of the guard's.
+Each case is one engine, without a peer, that must end by itself with one line of the guard's; the
+plugin's cases are a process that makes vLLM's scheduler, without a model.
 """
 
 import os
 import re
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from faulty_vllm import GUARD, KEY
-from rig import EngineError, EngineProcess
+from rig import STAND_INS, EngineError, EngineProcess, environment, installed
 from rig_vllm import VllmPair
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(300)]
@@ -74,3 +76,47 @@ def test_with_an_inner_connector_that_was_not_tried(tmp_path: Path) -> None:
     extra = {**GUARD["kv_connector_extra_config"], "inner": "OffloadingConnector"}
     said = _last_words(tmp_path, {**GUARD, "kv_connector_extra_config": extra})
     assert "OffloadingConnector was not tried" in said
+
+
+_MAKE = """
+import sys
+from sekisho.guard.vllm import plugin
+plugin.load()
+import vllm_drive
+vllm_drive.make_scheduler(vllm_drive.Scheduler, "kv_consumer", 64, stock=sys.argv[1] == "stock")
+print("made")
+"""
+
+
+@pytest.mark.parametrize(
+    ("wanted", "key", "connector", "line"),
+    [
+        ("on", KEY, "guarded", ""),
+        ("", "", "stock", ""),
+        ("on", KEY, "stock", "does not name SekishoConnector"),
+        ("on", "", "guarded", "no key"),
+        ("maybe", KEY, "guarded", "must be on or off"),
+    ],
+)
+def test_the_plugin_lets_no_engine_start_without_the_guard(
+    wanted: str, key: str, connector: str, line: str
+) -> None:
+    venv = installed("vllm", "venv", ask="vllm")
+    more = {"ENGINE_STAND_INS": "vllm", "VLLM_HOST_IP": "127.0.0.1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    more |= {"SEKISHO_GUARD": wanted, "SEKISHO_GUARD_KEY": key}
+    done = subprocess.run(
+        [str(venv / "bin" / "python"), "-c", _MAKE, connector],
+        env=environment([STAND_INS, Path(__file__).parent], more),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    said = [one for one in done.stderr.splitlines() if one.startswith("sekisho guard: ")]
+    if line:
+        assert (done.returncode, len(said)) == (2, 1), done.stderr[-2000:]
+        assert line in said[0]
+        assert "made" not in done.stdout
+    else:
+        assert (done.returncode, said) == (0, []), done.stderr[-2000:]
+        assert "made" in done.stdout

@@ -38,14 +38,15 @@ _BLOCK, _LENGTHS = 32, (1, 5, 31, 32, 33, 64, 100, 200, 257, 400, 600)
 _EXTRA = {"inner": "MooncakeConnector", "mooncake_protocol": "tcp"}
 
 
-def _scheduler(kind: type, role: str, blocks: int) -> Any:
-    transfer = KVTransferConfig(
-        kv_connector="SekishoConnector",
-        kv_connector_module_path="sekisho.guard.vllm.connector",
-        kv_role=role,
-        kv_connector_extra_config=_EXTRA,
-        engine_id=role,
-    )
+def make_scheduler(kind: type, role: str, blocks: int, *, stock: bool = False) -> Any:
+    """A scheduler of vLLM's, with the guard unless ``stock``."""
+    guarded = {
+        "kv_connector": "SekishoConnector",
+        "kv_connector_module_path": "sekisho.guard.vllm.connector",
+        "kv_connector_extra_config": _EXTRA,
+    }
+    plain = {"kv_connector": "MooncakeConnector"}
+    transfer = KVTransferConfig(kv_role=role, engine_id=role, **(plain if stock else guarded))
     config = EngineArgs(
         model=str(ensure_demo_model()),
         dtype="bfloat16",
@@ -70,7 +71,7 @@ class Role:
     """One engine: a real scheduler, the guard, and the model of a worker."""
 
     def __init__(self, kind: type, role: str, blocks: int) -> None:
-        self.scheduler = _scheduler(kind, role, blocks)
+        self.scheduler = make_scheduler(kind, role, blocks)
         found = guard.active()
         assert found is not None
         self.guard = found

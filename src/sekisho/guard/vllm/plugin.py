@@ -18,12 +18,16 @@ def load() -> None:
     wanted = os.environ.get(VARIABLE, "")
     if wanted in ("", "off"):
         return
+    from sekisho.guard.sglang.seams import SeamError
     from sekisho.guard.vllm import start
+    from sekisho.guard.vllm.manifest import KeyMissingError
 
     if wanted != "on":
         start.end(f"{VARIABLE} is {wanted!r}, and must be on or off")
     try:
         _hold()
+    except (KeyMissingError, SeamError) as error:
+        start.end(str(error))
     except BaseException as error:  # whatever it is, no engine without its guard
         start.end(f"{type(error).__name__}: {error}" if str(error) else repr(error))
 
