@@ -136,6 +136,12 @@ async def where(session: aiohttp.ClientSession, pair: VllmPair, transfer: str) -
     }
 
 
+async def ask_decode(pair: VllmPair, asked: Body, timeout_s: float = 60.0) -> Outcome:
+    """Without a word of prefill: decode computes the prompt itself."""
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_s)) as session:
+        return outcome(await post(session, f"{pair.decode.url}/v1/completions", asked))
+
+
 async def ask_decode_alone(pair: VllmPair, asked: Body, timeout_s: float = 60.0) -> Outcome:
     """Prefill never hears of the transfer that decode is told of."""
     timeout = aiohttp.ClientTimeout(total=timeout_s)

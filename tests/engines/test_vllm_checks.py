@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from faulty_vllm import BLOCK, FaultyPair, Outcome, ask, ask_now, body
+from faulty_vllm import BLOCK, FaultyPair, Outcome, ask, ask_decode, ask_now, body
 from vllm_prompts import OTHER, STORY, tokens
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
@@ -130,20 +130,25 @@ def _late(pair: FaultyPair, salt: str) -> tuple[list[int], list[int], Outcome, O
     pool has, and is still running when it lands: blocks of both, and what both clients saw."""
     asked, filler = tokens(STORY, 8 * BLOCK), tokens(OTHER, 13 * BLOCK + 1)
     seen: list[Outcome] = []
-    marks = len(pair.traced("handed", role="decode")), len(pair.traced("landed"))
+    marks = [len(pair.traced(event)) for event in ("handed", "landed", "stalled")]
     pair.switch({"late": {"seconds": _LATE_S}}, off=pair.off)
     stalled = threading.Thread(
         target=lambda: seen.append(_one(pair, body(asked, salt=f"{salt} late")))
     )
     stalled.start()
-    while not pair.traced("stalled"):
+    while len(pair.traced("stalled")) == marks[2]:
         time.sleep(0.1)
     pair.switch(off=pair.off)
     stalled.join()
     # Long enough to be running when the write lands.
     other = _one(pair, body(filler, 300, salt=f"{salt} other"), timeout_s=200)
-    assert len(pair.traced("landed")) > marks[1], "the write never landed"
-    handed = pair.traced("handed", role="decode")[marks[0] :]
+    landed = pair.traced("landed")[marks[1] :]
+    assert len(landed) == 2, "the write never landed"
+    handed = [
+        one
+        for one in pair.traced("handed")[marks[0] :]
+        if one["role"] == "decode" and one["at"] < landed[-1]["at"]
+    ]
     late = [b for one in handed if one["tokens"] == len(asked) for b in one["blocks"]]
     reused = [b for one in handed if one["tokens"] == len(filler) for b in one["blocks"]]
     return late, reused, seen[0], other
@@ -169,3 +174,35 @@ def test_a_late_write_lands_in_blocks_that_nobody_was_given(pair: FaultyPair) ->
     assert set(late) & set(reused)
     assert second.status == 200
     assert second.text != expected
+
+
+def _quarantined(pair: FaultyPair) -> float:
+    """As decode's own /metrics say; they are written at a step."""
+    assert _alone(pair).status == 200
+    name, lines = "sekisho_guard_quarantined_blocks{", pair.decode.get("/metrics").decode()
+    return float(next(x for x in lines.splitlines() if x.startswith(name)).rpartition(" ")[2])
+
+
+def _alone(pair: FaultyPair) -> Outcome:
+    """Decode computes a prompt by itself, which needs no prefill."""
+    return asyncio.run(ask_decode(pair, body(tokens(STORY, 40), 2, salt="alone")))
+
+
+def test_prefill_that_is_killed_in_a_transfer_holds_nothing_for_ever(pair: FaultyPair) -> None:
+    """The last test of this pair: its prefill does not come back."""
+    seen: list[Outcome] = []
+    asked = body(tokens(STORY, 8 * BLOCK), salt="killed")
+    stalled = len(pair.traced("stalled"))
+    pair.switch({"late": {"seconds": 60}})
+    client = threading.Thread(target=lambda: seen.append(_one(pair, asked)))
+    client.start()
+    while len(pair.traced("stalled")) == stalled:
+        time.sleep(0.1)
+    pair.prefill.kill()
+    client.join()
+    assert seen[0].status == 500
+    for _ in range(60):
+        if _quarantined(pair) == 0:
+            break
+        time.sleep(0.5)
+    assert _quarantined(pair) == 0
