@@ -291,6 +291,11 @@ class KeeperMachine(RuleBasedStateMachine):
         self.owners[page].pins.add(pin)
         self.give_back([page])
         assert self.keeper.ledger.state_of(page) is State.QUARANTINED
+        scope, text, ordinal = key
+        if ordinal == 0:  # right in every word, and nobody's
+            late = self.keeper.open("late", scope)
+            assert self.keeper.foreign(late, prompt(SIZE, text), pages(page)) != ()
+            self.keeper.close(late)
         if data.draw(st.booleans()):
             self.settle(pin, [page])
         else:
