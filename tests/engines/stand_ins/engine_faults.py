@@ -251,7 +251,11 @@ def _get_internal_state(original: Any, scheduler: Any, *args: Any, **kwargs: Any
     """``/server_info`` also says how SGLang's pool and the guard's ledger add up."""
     out = original(scheduler, *args, **kwargs)
     allocator, size = scheduler.token_to_kv_pool_allocator, scheduler.page_size
-    lists = [*allocator.free_pages.tolist(), *allocator.release_pages.tolist()]
+    lists = allocator.free_pages.tolist()
+    if hasattr(allocator, "staged_pages"):  # as 0.5.23 calls what waits to be sorted in
+        lists += [page for part in allocator.staged_pages for page in part.tolist()]
+    else:
+        lists += allocator.release_pages.tolist()
     out.internal_state["pool"] = {
         "pages": allocator.num_pages,
         "free": len(lists),
