@@ -44,8 +44,8 @@ def test_each_refused_feature_is_on_the_page() -> None:
     text = section("What does not start")
     for name in start._UNKNOWN_FEATURES:
         assert f"`{name}`" in text
-    for pool in start._POOLS:
-        assert f"`{pool}`" in text
+    for name in (*start._POOLS, *start._UNKNOWN_PATHS):
+        assert f"`{name}`" in text
 
 
 def scheduler(**changed: Any) -> Any:
@@ -93,6 +93,16 @@ def test_what_the_page_says_does_not_start_does_not(
     said = start.unsupported(scheduler(**changed))
     assert said.startswith(reason)
     assert "\n" not in said
+
+
+@pytest.mark.parametrize("name", start._UNKNOWN_PATHS)
+def test_a_path_that_carries_no_headers_does_not_start(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "0")
+    assert start.unsupported(scheduler()) == ""
+    monkeypatch.setenv(name, "1")
+    assert start.unsupported(scheduler()).startswith(f"{name} is set")
 
 
 def test_the_table_of_metrics_is_the_metrics() -> None:

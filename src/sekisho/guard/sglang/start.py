@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import os
 import secrets
 from collections.abc import Callable
 from typing import Any
@@ -48,6 +49,8 @@ _UNKNOWN_FEATURES = (
     "enable_dp_attention",
     "enable_pdmux",
 )
+# Paths of a transfer that carry no headers, or end before all that they began.
+_UNKNOWN_PATHS = ("SGLANG_DISAGG_STAGING_BUFFER", "SGLANG_MOONCAKE_CUSTOM_MEM_POOL")
 
 
 def unsupported(scheduler: Any) -> str:
@@ -64,6 +67,9 @@ def unsupported(scheduler: Any) -> str:
     for name in ("pp_size", "dcp_size", "attn_cp_size"):
         if (getattr(args, name, 1) or 1) != 1:
             return f"--{name.replace('_', '-')} is above 1: the guard does not follow its pages"
+    for name in _UNKNOWN_PATHS:
+        if os.environ.get(name, "").lower() not in ("", "0", "false", "no", "n"):
+            return f"{name} is set: the guard does not follow that path of a transfer"
     if scheduler.page_size % 16:
         return f"--page-size is {scheduler.page_size}: the guard needs a multiple of 16"
     pool = type(scheduler.token_to_kv_pool_allocator.get_kvcache()).__name__
