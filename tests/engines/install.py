@@ -147,8 +147,8 @@ def link_checkout(venv: Path) -> None:
     if stamp.is_file() and stamp.read_text() == recipe:
         return
     say(f"linking this checkout into {venv}")
-    # Before, as --no-deps comes with -e: the parts that run inside an engine need these two.
-    pip(venv, "install", "msgspec", "prometheus-client")
+    # Before, as --no-deps comes with -e: the parts that run inside an engine need these.
+    pip(venv, "install", "msgspec", "prometheus-client", "pytest")
     pip(venv, "install", "--no-deps", "-e", str(ROOT))
     stamp.write_text(recipe)
 
