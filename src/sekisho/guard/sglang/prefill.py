@@ -163,6 +163,9 @@ def _note(state: Prefill, chunk: Any) -> Note | None:
     req = state.sending
     if req is None or req.bootstrap_room != chunk.room:
         return None
+    copied = getattr(chunk, "indices_event", None)
+    if copied is not None:  # on a GPU the numbers of the pages are still on their way to the host
+        copied.synchronize()
     source = np.asarray(chunk.prefill_kv_indices, np.intp)
     try:
         note = state.transfers.snapshot(chunk.room, source)
