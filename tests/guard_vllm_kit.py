@@ -11,7 +11,7 @@ from typing import Any
 
 from sekisho.core.page import PageLayout
 from sekisho.guard.vllm import start
-from sekisho.guard.vllm.messages import StepMeta, WorkerMeta
+from sekisho.guard.vllm.messages import StepMeta
 from sekisho.guard.vllm.scheduler import Scheduling, scope_of
 from sekisho.guard.vllm.worker import Worker
 
@@ -112,4 +112,4 @@ class Engine:
         return meta
 
     def hear(self) -> None:
-        self.guard.heard(WorkerMeta(None, *self.worker.report()))
+        self.guard.heard(self.worker.report())

@@ -31,7 +31,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from sekisho.engine.demo import ensure_demo_model
 from sekisho.guard.vllm import scheduler as guard
 from sekisho.guard.vllm.manifest import FIELD
-from sekisho.guard.vllm.messages import Load, WorkerMeta
+from sekisho.guard.vllm.messages import Load
 from sekisho.guard.vllm.worker import Worker
 
 _BLOCK, _LENGTHS = 32, (1, 5, 31, 32, 33, 64, 100, 200, 257, 400, 600)
@@ -123,10 +123,8 @@ class Role:
         self.worker.after_forward()
         over = self._moved()
         failing = self.worker.arrived(over)
-        found, landed, doubt = self.worker.report()
         said = KVConnectorOutput(finished_recving=over or None, failed_recving=failing)
-        if found or landed or doubt:
-            said.kv_connector_worker_meta = WorkerMeta(None, found, landed, doubt)
+        said.kv_connector_worker_meta = self.worker.report()
         names = list(output.num_scheduled_tokens)
         result = ModelRunnerOutput(
             req_ids=names,

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from guard_vllm_kit import Block, Engine, Request
+from sekisho.guard.sglang import grants
 from sekisho.guard.vllm.drain import DrainServer, Flights
 from sekisho.guard.vllm.messages import Load
 from sekisho.guard.vllm.scheduler import scope_of
@@ -242,7 +243,7 @@ def test_blocks_are_not_reused_while_a_writer_may_write() -> None:
     assert pair.decode.guard.keeper.quarantined() == len(pair.pages)
     flights.end("t")
     for _ in range(200):
-        pair.decode.guard.put_back()
+        pair.decode.step()
         if not pair.decode.guard.keeper.quarantined():
             break
         time.sleep(0.05)
@@ -250,6 +251,25 @@ def test_blocks_are_not_reused_while_a_writer_may_write() -> None:
     assert set(pair.pages) <= {block.block_id for block in pair.decode.free}
     pair.decode.guard.keeper.ledger.check_integrity()
     server.close()
+
+
+def test_blocks_of_an_unsound_transfer_wait_until_nothing_is_left_to_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The connector reported success; what it wrote may still stand in a socket."""
+    pair, unread = Pair(), [True]
+    monkeypatch.setattr(grants, "_unread", lambda: unread[0])
+    pair.move(1)
+    pair.arrive()
+    pair.request.finished = True
+    pair.decode.release(pair.request, pair.pages)
+    for _ in range(3):
+        pair.decode.step()
+    assert pair.decode.guard.keeper.quarantined() == len(pair.pages)
+    unread[0] = False
+    pair.decode.step()
+    assert pair.decode.guard.keeper.quarantined() == 0
+    pair.decode.guard.keeper.ledger.check_integrity()
 
 
 def _fields(manifest: Any) -> dict[str, Any]:
@@ -261,7 +281,9 @@ def test_the_worker_reports_a_failed_load_even_if_told_early() -> None:
     pair.decode.worker.failed({pair.pages[0]}, set())
     pair.move()
     pair.decode.worker.arrived({pair.request.request_id})
-    assert pair.decode.worker.report() == ({}, {}, {pair.request.request_id: 1})
+    said = pair.decode.worker.report()
+    assert said is not None
+    assert (said.landed, said.in_doubt) == ({}, {pair.request.request_id: 1})
 
 
 def test_a_load_keeps_what_it_was_asked_for() -> None:

@@ -182,11 +182,7 @@ class SekishoConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return bad
 
     def build_connector_worker_meta(self) -> WorkerMeta | None:
-        meta = self.inner.build_connector_worker_meta()
-        found, landed, doubt = self._work.report()
-        if meta is None and not (found or landed or doubt):
-            return None
-        return WorkerMeta(meta, found, landed, doubt)
+        return self._work.report(self.inner.build_connector_worker_meta())
 
     def get_handshake_metadata(self) -> Handshake:
         drain = "" if self._drain is None else self._drain.address

@@ -165,7 +165,8 @@ class Asker:
             return len(self._open) + len(self._over)
 
     def take_over(self) -> list[str]:
-        """Names of requests whose writers are over, each once."""
+        """Names of requests whose writers are over, each once; what they had sent may not have
+        been read yet."""
         out = []
         while self._over:
             out.append(self._over.popleft())

@@ -52,6 +52,8 @@ class StepMeta:
         blocks, words, names: headers to write after the forward pass, and for which request.
         loads: transfers that begin now, by request.
         doomed: requests of this step of which no token may leave.
+        settling: requests whose load failed and whose writer is over; what it had sent may still
+            wait in a socket of the worker's.
     """
 
     inner: Any
@@ -62,6 +64,7 @@ class StepMeta:
     names: list[str] = field(default_factory=list)
     loads: dict[str, Load] = field(default_factory=dict)
     doomed: set[str] = field(default_factory=set)
+    settling: set[str] = field(default_factory=set)
 
 
 Found = dict[str, tuple[str, tuple[Evidence, ...]]]
@@ -70,12 +73,14 @@ Found = dict[str, tuple[str, tuple[Evidence, ...]]]
 
 @dataclass
 class WorkerMeta:
-    """From the workers back. ``landed`` and ``in_doubt``: how many workers say so of a load."""
+    """From the workers back. ``landed`` and ``in_doubt``: how many workers say so of a load;
+    ``quiet``: how many have nothing left to read."""
 
     inner: Any
     found: Found
     landed: dict[str, int]
     in_doubt: dict[str, int]
+    quiet: dict[str, int] = field(default_factory=dict)
 
     def aggregate(self, other: "WorkerMeta") -> "WorkerMeta":
         inner = self.inner if other.inner is None else other.inner
@@ -86,6 +91,7 @@ class WorkerMeta:
             other.found | self.found,
             _sum(self.landed, other.landed),
             _sum(self.in_doubt, other.in_doubt),
+            _sum(self.quiet, other.quiet),
         )
 
 

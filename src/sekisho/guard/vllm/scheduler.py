@@ -64,6 +64,8 @@ class Scheduling:
         self._loads: dict[str, Load] = {}
         self._pins: dict[str, tuple[int, Manifest]] = {}
         self._landed: dict[str, tuple[int, int]] = {}
+        self._settling: set[str] = set()
+        self._unsound: set[str] = set()
 
     # -- a request begins
 
@@ -182,6 +184,7 @@ class Scheduling:
         for load in self._loads.values():
             self.keeper.headers.words[load.blocks] = load.own
         self.rows.fresh, self._loads = [], {}
+        meta.settling = set(self._settling)
         if output.num_scheduled_tokens:
             self.report.step()
             holders = self._scheduled(output.num_scheduled_tokens, meta)
@@ -251,6 +254,7 @@ class Scheduling:
         if said is not None:
             for name, (at, evidence) in said.found.items():
                 self._fail(name, at, [self._named(e) for e in evidence])
+            self._unsound |= said.found.keys() & self._pins.keys()
             for name in said.landed.keys() | said.in_doubt.keys():
                 landed, doubt = self._landed.get(name, (0, 0))
                 landed += said.landed.get(name, 0)
@@ -261,7 +265,15 @@ class Scheduling:
                     if self._asker is not None:
                         self._asker.unwatch(name)
                     self._loaded(name, doubt > 0)
+            self._count_quiet(said.quiet)
         self.put_back()
+
+    def _count_quiet(self, said: dict[str, int]) -> None:
+        """Every worker of a step has found its sockets empty: what was sent has been written."""
+        for name in said.keys() & self._settling:
+            if said[name] >= self._workers:
+                self._settling.discard(name)
+                self._settle(self._pins.pop(name)[0])
 
     def _loaded(self, name: str, in_doubt: bool) -> None:
         """Every worker's part of the transfer is over, for the inner connector at least."""
@@ -269,23 +281,26 @@ class Scheduling:
             return
         pin, manifest = self._pins[name]
         if in_doubt and self._asker is not None:
+            self._unsound.discard(name)
             self._asker.ask(manifest.transfer, name, manifest.drain)
+            return
+        if name in self._unsound:  # it reported success; what it wrote may be under way
+            self._unsound.discard(name)
+            self._settling.add(name)
             return
         del self._pins[name]
         self._settle(pin)
-        if name not in self.failing:
-            self.report.commit()
+        self.report.commit()
 
     def put_back(self) -> None:
-        """Blocks whose writers have been found to be over go to the pool; a request whose prefill
-        is gone fails now, and its blocks come when the inner connector has given up on it."""
+        """Look what is known of writers: a request whose prefill is gone fails now, and its blocks
+        come when the inner connector has given up on it."""
         for name in self._asker.take_gone() if self._asker is not None else ():
             if name in self._pins:
                 found = ", ".join(self._pins[name][1].drain)
                 self._fail(name, "load", [Evidence("gone", 0, -1, "prefill runs", found)])
-        for name in self._asker.take_over() if self._asker is not None else ():
-            pin, _ = self._pins.pop(name)
-            self._settle(pin)
+        if self._asker is not None:
+            self._settling.update(self._asker.take_over())
         self.report.quarantined(self.keeper.quarantined())
 
     def _settle(self, pin: int) -> None:

@@ -19,8 +19,9 @@ from sekisho.core.errors import Evidence
 from sekisho.core.ledger import Pages
 from sekisho.core.memory import Headers
 from sekisho.core.page import HEADER_SIZE, PageLayout
+from sekisho.guard.sglang import grants
 from sekisho.guard.vllm.headers import differences
-from sekisho.guard.vllm.messages import Found, Load, Row, StepMeta
+from sekisho.guard.vllm.messages import Found, Load, Row, StepMeta, WorkerMeta
 
 Tensor = torch.Tensor
 
@@ -44,6 +45,7 @@ class Worker:
         self._found: Found = {}
         self._landed: dict[str, int] = {}
         self._in_doubt: dict[str, int] = {}
+        self._quiet: dict[str, int] = {}
 
     # -- before the forward pass
 
@@ -90,6 +92,9 @@ class Worker:
             self.headers.blank(fresh)
             self._must.blank(fresh)
         self._loads |= meta.loads
+        # What had arrived before the writer was over is written when it is read.
+        if meta.settling and not grants._unread():
+            self._quiet.update(dict.fromkeys(meta.settling, 1))
 
     # -- after it
 
@@ -159,11 +164,12 @@ class Worker:
     def _doom(self, name: str, at: str, evidence: tuple[Evidence, ...]) -> None:
         self._found.setdefault(name, (at, evidence))
 
-    def report(self) -> tuple[Found, dict[str, int], dict[str, int]]:
-        """What was found since the last report, what landed, what is in doubt."""
-        out = self._found, self._landed, self._in_doubt
-        self._found, self._landed, self._in_doubt = {}, {}, {}
-        return out
+    def report(self, inner: Any = None) -> WorkerMeta | None:
+        """What is new since the last report, with the inner connector's own; None if nothing is."""
+        out = WorkerMeta(inner, self._found, self._landed, self._in_doubt, self._quiet)
+        self._found, self._landed, self._in_doubt, self._quiet = {}, {}, {}, {}
+        new = out.found or out.landed or out.in_doubt or out.quiet
+        return out if new or inner is not None else None
 
 
 def _row_evidence(want: Row, have: Row) -> tuple[Evidence, ...]:
