@@ -61,7 +61,7 @@ def until(condition: Any) -> None:
         time.sleep(0.2)
 
 
-@pytest.mark.parametrize("version", ["0.5.19", "0.5.23"])
+@pytest.mark.parametrize("version", ["0.5.19", "0.5.23"], scope="class")
 class TestGuardedPair:
     """One pair a version, one gateway; the last test kills decode."""
 

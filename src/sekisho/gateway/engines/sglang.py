@@ -149,7 +149,7 @@ def _examined(replica: Replica, reading: Reading, info: _Info) -> Examined:
     guards = [state.sekisho_guard for state in info.internal_states]
     active = [guard for guard in guards if guard is not None and guard.active]
     if not active or len(active) != len(guards):
-        raise UnfitError("Sekisho's guard is not active there (pip install sekisho[sglang])")
+        raise UnfitError("Sekisho's guard is not active there (docs/guard-sglang.md)")
     for guard in active:
         if guard.role != replica.role:
             raise UnfitError(f"its guard is that of another role, {clip(guard.role, 20)}")
