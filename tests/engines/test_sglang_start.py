@@ -75,14 +75,14 @@ class TestNoStart:
         ("flags", "named"),
         [
             (["--page-size", "1"], "--page-size is 1"),
-            (["--enable-hierarchical-cache"], "--enable-hierarchical-cache is set"),
+            (["--disaggregation-mode", "null"], "the guard is for prefill and decode servers"),
             (["--disaggregation-transfer-backend", "fake"], "the guard knows mooncake"),
         ],
     )
     def test_a_flag_whose_pages_the_guard_does_not_follow(
         self, tmp_path: Path, flags: list[str], named: str
     ) -> None:
-        _, said = refusal(pair_of(tmp_path, flags=flags).prefill)
+        _, said = refusal(pair_of(tmp_path, flags=flags).decode)
         assert len(said) == 1
         assert named in said[0]
 
