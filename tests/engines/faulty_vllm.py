@@ -100,28 +100,50 @@ async def ask(
     prefilled: Body | None = None,
     *,
     change: Mapping[str, Any] | None = None,
-    timeout_s: float = 60.0,
+    timeout_s: float = 120.0,
 ) -> Outcome:
     """As vLLM's proxy does, but prefill may be asked something else than decode.
 
     ``change`` replaces ``kv_transfer_params`` on their way to decode; None takes one away.
     """
+    made = await _prefilled(pair, asked, prefilled, timeout_s)
+    return await _decoded(pair, asked, made, change, timeout_s)
+
+
+async def _prefilled(
+    pair: VllmPair, asked: Body, prefilled: Body | None, timeout_s: float
+) -> Answer | dict[str, Any]:
+    """What decode is to be asked with; prefill's answer where that was not 200."""
     transfer = f"{random.getrandbits(64):016x}"
     begun = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": transfer}
-    timeout = aiohttp.ClientTimeout(total=timeout_s)
-    async with aiohttp.ClientSession(timeout=timeout) as session:
-        first = {**(prefilled or asked), "max_tokens": 1, "kv_transfer_params": begun}
+    first = {**(prefilled or asked), "max_tokens": 1, "kv_transfer_params": begun}
+    async with _session(timeout_s) as session:
         prefill = await post(session, f"{pair.prefill.url}/v1/completions", first)
         if prefill.status != 200:
-            return outcome(prefill)
-        params = {
-            **(prefill.json().get("kv_transfer_params") or {}),
-            **await where(session, pair, transfer),
-            **(change or {}),
-        }
-        params = {name: value for name, value in params.items() if value is not None}
+            return prefill
+        said = prefill.json().get("kv_transfer_params") or {}
+        return {**said, **await where(session, pair, transfer)}
+
+
+async def _decoded(
+    pair: VllmPair,
+    asked: Body,
+    made: Answer | dict[str, Any],
+    change: Body | None,
+    timeout_s: float,
+) -> Outcome:
+    if isinstance(made, Answer):
+        return outcome(made)
+    params = {
+        name: value for name, value in {**made, **(change or {})}.items() if value is not None
+    }
+    async with _session(timeout_s) as session:
         second = {**asked, "kv_transfer_params": params}
         return outcome(await post(session, f"{pair.decode.url}/v1/completions", second))
+
+
+def _session(timeout_s: float) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_s))
 
 
 async def where(session: aiohttp.ClientSession, pair: VllmPair, transfer: str) -> dict[str, Any]:
@@ -138,23 +160,29 @@ async def where(session: aiohttp.ClientSession, pair: VllmPair, transfer: str) -
 
 async def ask_decode(pair: VllmPair, asked: Body, timeout_s: float = 60.0) -> Outcome:
     """Without a word of prefill: decode computes the prompt itself."""
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_s)) as session:
+    async with _session(timeout_s) as session:
         return outcome(await post(session, f"{pair.decode.url}/v1/completions", asked))
 
 
 async def ask_decode_alone(pair: VllmPair, asked: Body, timeout_s: float = 60.0) -> Outcome:
     """Prefill never hears of the transfer that decode is told of."""
-    timeout = aiohttp.ClientTimeout(total=timeout_s)
-    async with aiohttp.ClientSession(timeout=timeout) as session:
+    async with _session(timeout_s) as session:
         params = await where(session, pair, f"{random.getrandbits(64):016x}")
         second = {**asked, "kv_transfer_params": params}
         return outcome(await post(session, f"{pair.decode.url}/v1/completions", second))
 
 
-def ask_now(pair: VllmPair, *asked: Body, **more: Any) -> list[Outcome]:
-    """All of them at once."""
+def ask_now(pair: VllmPair, *asked: Body, timeout_s: float = 120.0) -> list[Outcome]:
+    """Prefill is asked one by one, and then decode everything at once: they run together there,
+    however slow the machine is."""
 
     async def together() -> list[Outcome]:
-        return await asyncio.gather(*(ask(pair, one, **more) for one in asked))
+        ready = [await _prefilled(pair, one, None, timeout_s) for one in asked]
+        return await asyncio.gather(
+            *(
+                _decoded(pair, one, made, None, timeout_s)
+                for one, made in zip(asked, ready, strict=True)
+            )
+        )
 
     return asyncio.run(together())

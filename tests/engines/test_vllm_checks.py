@@ -12,13 +12,18 @@ from faulty_vllm import BLOCK, FaultyPair, Outcome, ask, ask_decode, ask_now, bo
 from vllm_prompts import OTHER, STORY, tokens
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
-_LATE_S = 11
+_LATE_S = 22
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyPair]:
     folder = tmp_path_factory.mktemp("checks")
-    more: dict[str, Any] = {"prefill_tokens": 4096, "decode_tokens": 1024, "abort_s": 30}
+    more: dict[str, Any] = {
+        "prefill_tokens": 4096,
+        "decode_tokens": 1024,
+        "abort_s": 60,
+        "give_up_s": 15,
+    }
     with FaultyPair(guard=True, folder=folder, **more) as pair:
         yield pair
 
@@ -80,16 +85,16 @@ def test_blocks_of_another_request_are_found_on_arrival(pair: FaultyPair) -> Non
 
 def test_a_row_that_leads_to_a_neighbour_fails_alone(pair: FaultyPair) -> None:
     victim, other = tokens(STORY, 5 * BLOCK + 3), tokens(OTHER, 6 * BLOCK + 5)
-    alone = [ask_now(pair, body(t, 40, salt="c0"))[0].text for t in (victim, other)]
+    alone = [ask_now(pair, body(t, 96, salt="c0"))[0].text for t in (victim, other)]
     fault = {"row": {"victim": len(victim), "other": len(other), "page": 1}}
     before = len(pair.evidence(pair.decode))
     pair.switch(fault)
-    found = ask_now(pair, body(victim, 40, salt="c1"), body(other, 40, salt="c2"))
+    found = ask_now(pair, body(victim, 96, salt="c1"), body(other, 96, salt="c2"))
     assert found[0].status == 500
     assert (found[1].status, found[1].text) == (200, alone[1])
     assert _kinds(pair, before) == [("row", "step")]
     pair.switch(fault, off=["rows"])
-    found = ask_now(pair, body(victim, 40, salt="c3"), body(other, 40, salt="c4"))
+    found = ask_now(pair, body(victim, 96, salt="c3"), body(other, 96, salt="c4"))
     assert found[0].status == 200
     assert found[0].text != alone[0], "the neighbour's block was attended to, and told nothing"
 

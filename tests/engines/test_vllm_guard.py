@@ -89,9 +89,9 @@ def _keep(arm: Arm, name: str, found: Outcome, right: str) -> None:
 def _neighbours(pair: FaultyPair, arm: Arm) -> None:
     """A row of the block table leads into the neighbour's block, for as long as both run."""
     victim, other = tokens(STORY, 5 * BLOCK + 3), tokens(OTHER, 6 * BLOCK + 5)
-    alone = [ask_now(pair, body(t, 48, salt="alone"))[0].text for t in (victim, other)]
+    alone = [ask_now(pair, body(t, 96, salt="alone"))[0].text for t in (victim, other)]
     pair.switch({"row": {"victim": len(victim), "other": len(other), "page": 1}})
-    found = ask_now(pair, body(victim, 48, salt="v"), body(other, 48, salt="o"))
+    found = ask_now(pair, body(victim, 96, salt="v"), body(other, 96, salt="o"))
     pair.switch()
     assert pair.traced("row"), "the fault was never in"
     _keep(arm, "a block table row points at another's block", found[0], alone[0])
@@ -118,7 +118,7 @@ def arms(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Arm]:
 
 
 def _pair(folder: Path, *, guard: bool, **more: Any) -> FaultyPair:
-    more = {"prefill_tokens": 4096, "decode_tokens": 4096, "abort_s": 8} | more
+    more = {"prefill_tokens": 4096, "decode_tokens": 4096, "abort_s": 60, "give_up_s": 20} | more
     return FaultyPair(guard=guard, folder=folder, **more)
 
 

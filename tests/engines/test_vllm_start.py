@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(300)]
 def _alone(folder: Path, connector: Mapping[str, Any], env: Mapping[str, str]) -> EngineProcess:
     """Decode without its prefill: it refuses before it would need one."""
     pair = VllmPair(
+        context=1024,
         prefill_tokens=1024,
         decode_tokens=1024,
         connector=connector,
