@@ -225,8 +225,15 @@ class TestPrefixCache:
         [evidence] = [e for e in pair.evidence(other.rid) if e["role"] == "prefill"]
         assert (evidence["at"], evidence["pages"][0]["kind"]) == ("step", "prefix")
 
-    def test_without_the_check_of_the_scope_it_is_served(self, pair: FaultyPair) -> None:
-        _, answer, cached = self.second(pair, 32, ["scope"])
+    def test_without_the_check_of_the_scope_decode_still_finds_it(self, pair: FaultyPair) -> None:
+        """Digests begin at the scope: the other scope's pages say another text."""
+        other, answer, _ = self.second(pair, 32, ["scope"])
+        assert answer.status in (500, 503)
+        [evidence] = pair.evidence(other.rid)
+        assert (evidence["role"], evidence["at"]) == ("decode", "commit")
+
+    def test_without_both_it_is_served(self, pair: FaultyPair) -> None:
+        _, answer, cached = self.second(pair, 33, ["scope", "commit", "release"])
         assert answer.status == 200
         assert cached >= 64
 
