@@ -212,6 +212,24 @@ def test_a_successor_answers_for_the_dead_once_nothing_of_it_is_unread(side: Sid
     assert (side.free, quarantined(side)) == ([1], 0)
 
 
+def test_an_end_of_stream_that_nobody_reads_is_no_byte_of_the_dead() -> None:
+    """Mooncake keeps the connection of a prefill server that was killed, and never reads its end:
+    the kernel counts that as one byte, and the pages waited for ever (seen in SGLang 0.5.19)."""
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.create_server((HERE, 0)))
+        peer = socket.create_connection(server.getsockname())
+        ours = stack.enter_context(server.accept()[0])
+        peer.sendall(b"page")
+        assert module._unread()
+        peer.close()
+        assert module._unread()
+        assert ours.recv(4) == b"page"
+        deadline = time.monotonic() + 10
+        while module._unread() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not module._unread()
+
+
 def test_the_old_answer_says_nothing_of_a_rooms_next_grant(side: Side) -> None:
     old = side.grant(7, pages(1), [side.info])
     side.end(old)
@@ -409,6 +427,26 @@ def test_bytes_that_wait_in_our_sockets_are_still_to_be_written() -> None:
         assert gone(HERE, port) is False
         assert ours.recv(100) == b"page"
         assert gone(HERE, port) is True
+
+
+def test_the_end_of_a_dead_peers_connection_is_no_byte_of_it() -> None:
+    """Nobody reads an idle connection, and so its end stays unread for good."""
+    with socket.create_server((HERE, 0)) as server, socket.socket() as refused:
+        refused.bind((HERE, 0))
+        port = refused.getsockname()[1]
+        peer = socket.create_connection(server.getsockname())
+        ours, _ = server.accept()
+        peer.close()
+        with ours:
+            assert gone(HERE, port)
+        peer = socket.create_connection(server.getsockname())
+        ours, _ = server.accept()
+        peer.send(b"x")
+        peer.close()
+        with ours:
+            assert not gone(HERE, port)
+            ours.recv(1)
+            assert gone(HERE, port)
 
 
 def test_a_table_of_sockets_that_cannot_be_read_proves_nothing(

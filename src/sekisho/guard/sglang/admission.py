@@ -24,7 +24,7 @@ Original = Callable[..., Any]
 PATH = "/sekisho"
 """Route of prefill's bootstrap server: PUT by its scheduler, GET by decode. JSON: limit, guard."""
 _ASK_S = 2.0
-_FRESH_S, _FRESH_NONE_S = 30.0, 3.0
+_FRESH_S, _FRESH_NONE_S = 5.0, 3.0
 _CLIP = 4096  # SGLang counts no more than so many new tokens of a request beforehand
 _limits: dict[str, tuple[float, int | None]] = {}
 

@@ -29,6 +29,8 @@ log = logging.getLogger("sekisho.guard")
 ASK_EVERY_S = 0.5
 _CONNECT_S = 1.0
 _LISTENING = "0A"
+_CLOSE_WAIT = "08"
+_CLOSE_WAIT = "08"
 
 
 @dataclass(eq=False)
@@ -216,7 +218,9 @@ def _unread() -> bool:
         local, queues, inode = row[1], row[4], row[9]
         # A connection that nobody has accepted has no inode yet.
         ours = inode in own or (inode == "0" and local.rpartition(":")[2] in ports)
-        if ours and row[3] != _LISTENING and int(queues.partition(":")[2], 16) > 0:
+        # An end that was not read yet counts as one byte: of a dead peer's idle connections.
+        nothing = 1 if row[3] == _CLOSE_WAIT else 0
+        if ours and row[3] != _LISTENING and int(queues.partition(":")[2], 16) > nothing:
             return True
     return False
 
