@@ -30,7 +30,6 @@ ASK_EVERY_S = 0.5
 _CONNECT_S = 1.0
 _LISTENING = "0A"
 _CLOSE_WAIT = "08"
-_CLOSE_WAIT = "08"
 
 
 @dataclass(eq=False)
