@@ -212,23 +212,6 @@ def test_a_successor_answers_for_the_dead_once_nothing_of_it_is_unread(side: Sid
     assert (side.free, quarantined(side)) == ([1], 0)
 
 
-def test_an_end_of_stream_that_nobody_reads_is_no_byte_of_the_dead() -> None:
-    """Mooncake keeps the connection of a prefill server that was killed, and never reads its end:
-    the kernel counts that as one byte, and the pages waited for ever (seen in SGLang 0.5.19)."""
-    with contextlib.ExitStack() as stack:
-        server = stack.enter_context(socket.create_server((HERE, 0)))
-        peer = socket.create_connection(server.getsockname())
-        ours = stack.enter_context(server.accept()[0])
-        peer.sendall(b"page")
-        assert module._unread()
-        assert ours.recv(4) == b"page"
-        peer.close()
-        deadline = time.monotonic() + 10
-        while module._unread() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert not module._unread()
-
-
 def test_the_old_answer_says_nothing_of_a_rooms_next_grant(side: Side) -> None:
     old = side.grant(7, pages(1), [side.info])
     side.end(old)
