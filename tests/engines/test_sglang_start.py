@@ -3,7 +3,6 @@
 SGLang logs a plugin that fails and starts without it; the guard ends the process instead.
 """
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -87,32 +86,31 @@ class TestNoStart:
         assert named in said[0]
 
 
-class TestOneSided:
-    """A peer without a guard."""
+@pytest.fixture(scope="module", params=["prefill", "decode"])
+def one_sided(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[FaultyPair]:
+    """The named role has no guard."""
+    folder = tmp_path_factory.mktemp("one-sided") / request.param
+    off = {request.param: {"SEKISHO_GUARD": "off"}}
+    sides = {"prefill_env": off.get("prefill", {}), "decode_env": off.get("decode", {})}
+    with pair_of(folder, waiting_s=15, **sides) as pair:
+        yield pair
 
-    @pytest.fixture(scope="class", params=["prefill", "decode"])
-    def pair(
-        self, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-    ) -> Iterator[FaultyPair]:
-        """The named role has no guard."""
-        folder = tmp_path_factory.mktemp("one-sided") / request.param
-        env = {role: {"SEKISHO_GUARD": "off"} for role in [request.param]}
-        sides = {"prefill_env": env.get("prefill", {}), "decode_env": env.get("decode", {})}
-        with pair_of(folder, waiting_s=15, **sides) as pair:
-            yield pair
 
-    def test_no_text_comes_out(self, pair: FaultyPair, request: pytest.FixtureRequest) -> None:
-        began = time.monotonic()
-        [answers] = ask_now(pair, make(notes(51, 64)[0], answer=8), timeout_s=60)
-        said = message_of(answers.decode) if answers.decode.status else answers.decode.body
-        who = request.node.callspec.params["pair"]
-        took = time.monotonic() - began
-        print(f"\n  {who} without: {answers.decode.status} after {took:.1f} s: {said!r}")
-        assert answers.decode.status != 200
-        assert not text_of(answers.decode)
-        if who == "prefill":
-            assert answers.decode.status == 503
-            assert "no active guard" in str(said)
+def test_a_peer_without_a_guard_gets_no_text_out(
+    one_sided: FaultyPair, request: pytest.FixtureRequest
+) -> None:
+    [answers] = ask_now(one_sided, make(notes(51, 64)[0], answer=8), timeout_s=60)
+    said = message_of(answers.decode) if answers.decode.status else answers.decode.body
+    who = request.node.callspec.params["one_sided"]
+    took = answers.decode.seconds
+    print(f"\n  {who} without: {answers.decode.status} after {took:.1f} s: {said!r}")
+    assert answers.decode.status != 200
+    assert not text_of(answers.decode)
+    if who == "prefill":
+        assert answers.decode.status == 503
+        assert "no active guard" in str(said)
 
 
 class TestSeamCheckRemoved:
