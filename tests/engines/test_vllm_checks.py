@@ -84,9 +84,10 @@ def test_blocks_of_another_request_are_found_on_arrival(pair: FaultyPair) -> Non
 
 
 def test_a_row_that_leads_to_a_neighbour_fails_alone(pair: FaultyPair) -> None:
-    victim, other = tokens(STORY, 5 * BLOCK + 3), tokens(OTHER, 6 * BLOCK + 5)
+    victim = tokens(STORY, 4 * BLOCK) + tokens(OTHER, BLOCK + 3)
+    other = tokens(STORY, 6 * BLOCK + 5)
     alone = [ask_now(pair, body(t, 96, salt="c0"))[0].text for t in (victim, other)]
-    fault = {"row": {"victim": len(victim), "other": len(other), "page": 1}}
+    fault = {"row": {"victim": len(victim), "other": len(other), "page": 4}}
     before = len(pair.evidence(pair.decode))
     pair.switch(fault)
     found = ask_now(pair, body(victim, 96, salt="c1"), body(other, 96, salt="c2"))

@@ -30,7 +30,7 @@ from engine_switch import ROLE, around, fault, is_off, trace
 
 def _group(original: Any, source: Any, target: Any) -> Any:
     sources, targets = original(source, target)
-    if sources and fault("one_block"):
+    if sources and fault("one_block") is not None:
         trace("one_block", blocks=sum(map(len, targets)))
         return [sources[0][:1]], [targets[0][:1]]
     return sources, targets
@@ -73,7 +73,7 @@ def _extra_keys(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _prepare_inputs(original: Any, runner: Any, *args: Any, **kwargs: Any) -> Any:
-    """For one step: the row is right again when its end frees its own blocks."""
+    """Before the guard's own look at the same rows, which comes after vLLM's function."""
     on, batch = fault("row"), runner.input_batch
     rows = {int(batch.num_prompt_tokens[i]): i for i in range(batch.num_reqs)}
     if not on or on["victim"] not in rows or on["other"] not in rows:
