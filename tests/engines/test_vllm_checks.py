@@ -18,12 +18,8 @@ _LATE_S = 22
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyPair]:
     folder = tmp_path_factory.mktemp("checks")
-    more: dict[str, Any] = {
-        "prefill_tokens": 4096,
-        "decode_tokens": 1024,
-        "abort_s": 60,
-        "give_up_s": 15,
-    }
+    more: dict[str, Any] = {"prefill_tokens": 4096, "decode_tokens": 1024, "context": 1024}
+    more |= {"abort_s": 60, "give_up_s": 15}
     with FaultyPair(guard=True, folder=folder, **more) as pair:
         yield pair
 
