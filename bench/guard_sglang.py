@@ -89,6 +89,7 @@ def engine_rows(version: str, rounds: int) -> list[Row]:
             running_max=max(BATCHES),
             waiting_s=300,
             prefill_tokens=4096,
+            decode_tokens=32768,  # SGLang keeps 512 back for each that runs
             env=env,
             decode_env={"ENGINE_METER": str(meter)},
             folder=folder,
