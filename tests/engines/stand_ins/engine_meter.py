@@ -1,8 +1,8 @@
 """Seconds of every decode step, with the guard and without it in turns, in one process.
 
 Every second step goes around all of the guard's functions; which ones they are changes with every
-page. A step in which a request gets a page never does, since the ledger must hear of it. ``ENGINE_METER`` names the file: one JSON object a
-step.
+page. A step in which a request gets a page never does, since the ledger must hear of it.
+``ENGINE_METER`` names the file: one JSON object a step.
 """
 
 import functools
