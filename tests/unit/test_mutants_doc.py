@@ -95,7 +95,7 @@ def test_what_survives_is_still_there(row: Row) -> None:
         (Row("pol.py", "Pool.grant", 1, ""), "no file pol.py"),
         (Row("pool.py", "Pool.lend", 1, ""), "no Pool.lend in pool.py"),
         (Row("pool.py", "Pool.grant", 1, "`count > 7` → `x`"), "Pool.grant has no count > 7"),
-        (Row("pool.py", "module", 1, "`_ILLEGAL = 255` → `256`"), None),
+        (Row("ledger.py", "module", 1, "`_ILLEGAL = 255` → `256`"), None),
     ],
 )
 def test_what_is_gone_would_be_seen(row: Row, words: str | None) -> None:
