@@ -1,10 +1,10 @@
 """Prefill and decode node joined in one process: hand-off, prefix, aborts, deaths, limits."""
 
-from collections.abc import time
+import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import Iterator
 import pytest
 
 from node_kit import Pair, prompt
