@@ -141,7 +141,8 @@ def test_an_exit_of_something_imported_starts_no_server_either(tmp_path: Path) -
 # A child for each seam, forked once everything is imported.
 EACH = """
 import importlib, json, os, sys, tempfile
-from sekisho.guard.sglang import plugin, seams
+from sekisho.guard import seams
+from sekisho.guard.sglang import plugin
 
 def child(break_it):
     with tempfile.TemporaryFile("w+") as said:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sekisho.guard.sglang.seams import Seam, SeamError, check_held, hold, original_of
+from sekisho.guard.seams import Seam, SeamError, check_held, hold, original_of
 
 ENGINE = '''
 class Base:

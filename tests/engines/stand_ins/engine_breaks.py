@@ -66,7 +66,7 @@ _ALL: dict[str, tuple[str, Callable[[ModuleType], None]]] = {
     "missing": (_DECODE, _missing),
     "class": (_CONN, _class),
     "queue": (_CONN, _queue),
-    "replaced": ("sekisho.guard.sglang.seams", _replaced),
+    "replaced": ("sekisho.guard.seams", _replaced),
     "version": ("sglang", _version),
 }
 HOOKS = (_ALL[BREAK],) if BREAK else ()

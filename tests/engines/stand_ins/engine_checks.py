@@ -71,5 +71,5 @@ HOOKS = (
     ("sekisho.guard.sglang.decode", _decode),
     ("sekisho.guard.keeper", _keeper),
     ("sekisho.core.ledger", _ledger),
-    ("sekisho.guard.sglang.seams", _seams),
+    ("sekisho.guard.seams", _seams),
 )

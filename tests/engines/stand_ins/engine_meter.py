@@ -66,4 +66,4 @@ def _seams(module: ModuleType) -> None:
     module.__dict__["_wrap"] = functools.partial(_wrap, module._wrap)
 
 
-HOOKS = (("sekisho.guard.sglang.seams", _seams),) if FILE else ()
+HOOKS = (("sekisho.guard.seams", _seams),) if FILE else ()

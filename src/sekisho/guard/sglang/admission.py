@@ -13,9 +13,9 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
+from sekisho.guard.seams import Seam
 from sekisho.guard.sglang.decode import Decode
 from sekisho.guard.sglang.prefill import Prefill
-from sekisho.guard.sglang.seams import Seam
 from sekisho.guard.sglang.state import State, active
 
 log = logging.getLogger("sekisho.guard")

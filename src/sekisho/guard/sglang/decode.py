@@ -17,8 +17,8 @@ import torch
 from sekisho.core.errors import Evidence, LocalOwnershipError
 from sekisho.core.ledger import Pages
 from sekisho.guard.keeper import Holding
+from sekisho.guard.seams import Seam
 from sekisho.guard.sglang.grants import Grants
-from sekisho.guard.sglang.seams import Seam
 from sekisho.guard.sglang.state import FAILED, State, active
 
 Original = Callable[..., Any]

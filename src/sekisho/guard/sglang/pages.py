@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from sekisho.core.ledger import Pages
-from sekisho.guard.sglang.seams import Seam, original_of
+from sekisho.guard.seams import Seam, original_of
 from sekisho.guard.sglang.state import State, active
 
 Original = Callable[..., Any]

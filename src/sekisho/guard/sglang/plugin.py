@@ -28,7 +28,7 @@ def load() -> None:
 def _hold_all() -> None:
     import sglang
 
-    from sekisho.guard.sglang.seams import hold
+    from sekisho.guard.seams import hold
     from sekisho.guard.sglang.versions import VERSIONS
 
     version = sglang.__version__
@@ -51,8 +51,8 @@ def _guard_queue() -> None:
     """The class of the queue that SGLang's transfer threads read from."""
     from sglang.srt.disaggregation.mooncake import conn
 
+    from sekisho.guard.seams import SeamError
     from sekisho.guard.sglang.prefill import queue_class
-    from sekisho.guard.sglang.seams import SeamError
 
     methods: dict[str, Callable[..., Any]] = vars(conn.FastQueue)
     if not {"put", "get"} <= set(methods):

@@ -13,8 +13,8 @@ import numpy as np
 
 from sekisho.core.errors import Evidence, LocalOwnershipError
 from sekisho.core.ledger import Pages
+from sekisho.guard.seams import Seam
 from sekisho.guard.sglang import pages
-from sekisho.guard.sglang.seams import Seam
 from sekisho.guard.sglang.state import State, active
 from sekisho.guard.sglang.transfers import Note, Transfers
 

@@ -3,12 +3,12 @@
 Evidence is one JSON object a line after ``sekisho evidence``: ids and numbers, never text.
 """
 
-import json
 import logging
 import os
 from collections.abc import Sequence
 
 from sekisho.core.errors import Evidence
+from sekisho.guard.evidence import evidence_line
 
 log = logging.getLogger("sekisho.guard")
 
@@ -41,13 +41,7 @@ class Report:
     def violation(self, name: str, evidence: Sequence[Evidence], at: str) -> None:
         """A request failed: say why, at most 16 pages of it."""
         self._violations.labels(self._role, evidence[0].kind).inc()
-        pages = [
-            {"kind": e.kind, "page": e.page, "expected": e.expected, "found": e.found}
-            for e in evidence[:16]
-        ]
-        count = len(evidence)
-        said = {"request": name, "role": self._role, "at": at, "count": count, "pages": pages}
-        log.error("sekisho evidence %s", json.dumps(said))
+        log.error("%s", evidence_line(name, self._role, evidence, at))
 
     def refused(self, kind: str) -> None:
         self._refused.labels(self._role, kind).inc()

@@ -13,11 +13,11 @@ from sekisho.core.lease import Lease
 from sekisho.core.memory import Headers
 from sekisho.core.page import HEADER_SIZE, PageLayout
 from sekisho.guard.keeper import Keeper
+from sekisho.guard.seams import Seam, SeamError
 from sekisho.guard.sglang import admission, pages
 from sekisho.guard.sglang.decode import Decode
 from sekisho.guard.sglang.grants import Grants
 from sekisho.guard.sglang.prefill import Prefill, send_failed, send_frames
-from sekisho.guard.sglang.seams import Seam, SeamError
 from sekisho.guard.sglang.state import active, begin
 from sekisho.guard.sglang.transfers import Transfers
 from sekisho.guard.sglang.wire import (
@@ -129,8 +129,8 @@ def _init_disaggregation(original: Original, scheduler: Any) -> Any:
 
 
 def _check_all_held() -> None:
+    from sekisho.guard.seams import check_held
     from sekisho.guard.sglang.plugin import all_seams
-    from sekisho.guard.sglang.seams import check_held
 
     check_held(all_seams())
 

@@ -21,7 +21,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
-from sekisho.guard.sglang.seams import SeamError
+from sekisho.guard.seams import SeamError
 from sekisho.guard.vllm import holds, inner, start
 from sekisho.guard.vllm import scheduler as scheduling
 from sekisho.guard.vllm import worker as working

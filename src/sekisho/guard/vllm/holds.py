@@ -8,7 +8,7 @@ update_from_output · _handle_failed_recving                      a failing requ
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from sekisho.guard.sglang.seams import Seam, SeamError, check_held, hold, original_of
+from sekisho.guard.seams import Seam, SeamError, check_held, hold, original_of
 from sekisho.guard.vllm import scheduler, worker
 from sekisho.guard.vllm.messages import StepMeta, WorkerMeta
 from sekisho.guard.vllm.scheduler import scope_of

@@ -10,7 +10,7 @@ from copy import copy
 from typing import Any
 
 from sekisho.core.page import HEADER_SIZE
-from sekisho.guard.sglang.seams import Seam
+from sekisho.guard.seams import Seam
 from sekisho.guard.vllm.drain import Flights
 from sekisho.guard.vllm.versions import CONNECTORS, supported
 

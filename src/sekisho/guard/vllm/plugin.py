@@ -18,7 +18,7 @@ def load() -> None:
     wanted = os.environ.get(VARIABLE, "")
     if wanted in ("", "off"):
         return
-    from sekisho.guard.sglang.seams import SeamError
+    from sekisho.guard.seams import SeamError
     from sekisho.guard.vllm import start
     from sekisho.guard.vllm.manifest import KeyMissingError
 
@@ -44,7 +44,7 @@ def _hold() -> None:
 
 def seams() -> tuple[Any, ...]:
     """Where this plugin holds on to vLLM."""
-    from sekisho.guard.sglang.seams import Seam
+    from sekisho.guard.seams import Seam
 
     place = "vllm.v1.core.sched.scheduler:Scheduler.__init__"
     return (Seam(place, ("self", "vllm_config"), _scheduler_init),)

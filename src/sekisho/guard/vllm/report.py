@@ -4,15 +4,14 @@ Evidence is one JSON object a line after ``sekisho evidence``: ids and numbers, 
 are collected in the scheduler and reach ``/metrics`` in the API server (`metrics.py`).
 """
 
-import json
 import logging
 from collections import Counter
 from collections.abc import Sequence
 
 from sekisho.core.errors import Evidence
+from sekisho.guard.evidence import evidence_line
 
 log = logging.getLogger("vllm.sekisho")  # vLLM sets up handlers for its own name alone
-_PAGES_MAX = 16
 
 
 class Report:
@@ -30,13 +29,7 @@ class Report:
     def violation(self, name: str, evidence: Sequence[Evidence], at: str) -> None:
         """A request failed: say why, at most 16 pages of it."""
         self._counts[f"violations/{evidence[0].kind}"] += 1
-        pages = [
-            {"kind": e.kind, "page": e.page, "expected": e.expected, "found": e.found}
-            for e in evidence[:_PAGES_MAX]
-        ]
-        count = len(evidence)
-        said = {"request": name, "role": self.role, "at": at, "count": count, "pages": pages}
-        log.error("sekisho evidence %s", json.dumps(said))
+        log.error("%s", evidence_line(name, self.role, evidence, at))
 
     def refused(self, name: str, kind: str, reason: str) -> None:
         """A request ends before anything is reserved for it."""
