@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from faulty_vllm import (
     BLOCK,
@@ -17,7 +18,10 @@ from faulty_vllm import (
     ask_decode_alone,
     ask_now,
     body,
+    outcome,
 )
+from rig import post
+from rig_vllm import VllmServer
 from vllm_prompts import OTHER, STORY, tokens
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
@@ -144,5 +148,23 @@ def test_table(arms: dict[str, Arm]) -> None:
             assert found.status == 500, (name, found)
 
 
-def test_the_guard_changes_no_text(arms: dict[str, Arm]) -> None:
+@pytest.fixture(scope="module")
+def single(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What one server says that does both, without a guard."""
+    with VllmServer(folder=tmp_path_factory.mktemp("single")) as server:
+        return asyncio.run(_natural(server.server.url))
+
+
+async def _natural(url: str) -> list[str]:
+    out = []
+    async with aiohttp.ClientSession() as session:
+        for text in _NATURAL:
+            asked = {**body([], 32), "prompt": text}
+            out.append(outcome(await post(session, f"{url}/v1/completions", asked)).text)
+    return out
+
+
+def test_the_guard_changes_no_text(arms: dict[str, Arm], single: list[str]) -> None:
+    print(f"\n{single}")
     assert arms["guarded"].natural == arms["stock"].natural
+    assert arms["guarded"].natural == single

@@ -21,3 +21,8 @@ def tokens(text: str, count: int) -> list[int]:
     ids = _tokenizer()(text * (count // 8 + 2))["input_ids"]
     assert len(ids) >= count
     return list(ids[:count])
+
+
+def tokens_of(text: str) -> list[int]:
+    """All tokens of a text."""
+    return list(_tokenizer()(text)["input_ids"])

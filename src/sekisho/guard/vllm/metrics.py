@@ -11,6 +11,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorStats,
 )
 
+from sekisho import __version__
+from sekisho.guard.vllm.start import role_of
+
 _GAUGES = {"quarantined"}
 
 
@@ -61,10 +64,18 @@ class Stats(KVConnectorStats):  # type: ignore[misc]
 class Metrics(KVConnectorPromMetrics):  # type: ignore[misc]
     """``sekisho_guard_…`` with vLLM's own labels, and the inner connector's metrics."""
 
-    def __init__(self, inner: Any, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, inner: Any, vllm_config: Any, *args: Any) -> None:
+        super().__init__(vllm_config, *args)
         self._inner = inner
         labels = self._labelnames
+        # Made once every engine core is up, and none comes up without its guard (`start.end`).
+        active = self._gauge_cls(
+            name="sekisho_guard_active",
+            documentation="1: every block of this engine is under the guard's checks.",
+            labelnames=[*labels, "role", "version"],
+        )
+        for values in self.per_engine_labelvalues.values():
+            active.labels(*values, role_of(vllm_config), __version__).set(1)
         self._violations = self._counter_cls(
             name="sekisho_guard_violations",
             documentation="Requests failed by a check of block ownership.",
