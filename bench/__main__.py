@@ -3,12 +3,11 @@ cannot run."""
 
 import argparse
 import importlib
-import json
 import os
 import sys
 from pathlib import Path
 
-from bench.report import BenchError, Row, as_json, print_table
+from bench.report import BenchError, Row, finish
 from sekisho.engine.spec import ModelError
 from sekisho.transport import TransportError
 
@@ -34,13 +33,7 @@ def main() -> int:
         except (BenchError, ModelError, TransportError) as error:
             print(f"{name}: {error}", file=sys.stderr)
             missing = True
-    print_table(rows)
-    if arguments.json is not None:
-        report = as_json(rows, arguments.rounds, busy)
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
-    if missing:
-        return 2
-    return 1 if any(row.holds is False for row in rows) else 0
+    return finish(rows, arguments.json, arguments.rounds, busy, missing)
 
 
 def _parse() -> argparse.Namespace:

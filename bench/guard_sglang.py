@@ -7,76 +7,42 @@ the prompt, in processor time of the one thread. Not part of ``make bench``: it 
 ``tests/engines/install.py sglang VERSION``.
 """
 
-import argparse
 import asyncio
 import json
-import os
 import sys
 import tempfile
 import time
-from itertools import pairwise
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 
-from bench.report import SEED, BenchError, Row, as_json, print_table
+from bench.report import SEED, BenchError, Row
+from bench.steps import ANSWER_TOKENS, BATCHES, engine_row, main, own_row
 from sekisho.core.memory import Headers
 from sekisho.core.page import HEADER_SIZE, PageLayout
 from sekisho.guard.keeper import Holding, Keeper
 from sekisho.guard.sglang.state import State
 
-ENGINES = Path(__file__).parents[1] / "tests" / "engines"
-BATCHES = (1, 16)
+VERSION = "0.5.23"
 CONTEXTS = (1024, 8192, 131072)
 PROMPTS = (1024, 8192, 131072)
 PAGE_SIZE = 64
-TARGET = 0.99
-ROUNDS = 3
-ANSWER_TOKENS = 160
 _REPEATS = 30
-
-
-def main() -> int:
-    """Exit 0 where every target holds, 1 where one is missed, 2 where it cannot run."""
-    parser = argparse.ArgumentParser(prog="python -m bench.guard_sglang")
-    parser.add_argument("--version", default="0.5.23", help="of SGLang")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--no-engine", action="store_true", help="only what needs none")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured")
-    arguments = parser.parse_args()
-    busy = os.getloadavg()[0]
-    torch.set_num_threads(1)  # as in the engine: OMP_NUM_THREADS=1
-    rows = [*step_rows(), *handoff_rows()]
-    missing = False
-    if not arguments.no_engine:
-        try:
-            rows = [*engine_rows(arguments.version, arguments.rounds), *rows]
-        except BenchError as error:
-            print(error, file=sys.stderr)
-            missing = True
-    print_table(rows)
-    if arguments.json is not None:
-        report = as_json(rows, arguments.rounds, busy)
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
-    if missing:
-        return 2
-    return 1 if any(row.holds is False for row in rows) else 0
 
 
 # -- in the engine
 
 
-def engine_rows(version: str, rounds: int) -> list[Row]:
-    """Tokens per second by batch; the ratio is the median over pairs of neighbouring steps.
+def engine_rows(rounds: int) -> list[Row]:
+    """Tokens per second by batch, and what the guard's functions take of a step.
 
     Raises:
         BenchError: the pair does not start, or answers an error.
     """
-    sys.path.insert(0, str(ENGINES))
     from rig import EngineError
     from rig_sglang import SglangPair
 
@@ -85,7 +51,7 @@ def engine_rows(version: str, rounds: int) -> list[Row]:
     env = {"SEKISHO_GUARD": "on"}
     try:
         with SglangPair(
-            version,
+            VERSION,
             running_max=max(BATCHES),
             waiting_s=300,
             prefill_tokens=4096,
@@ -100,7 +66,8 @@ def engine_rows(version: str, rounds: int) -> list[Row]:
     except EngineError as error:
         raise BenchError(str(error)) from error
     steps = [json.loads(line) for line in meter.read_text().splitlines()]
-    return [_engine_row(version, batch, steps) for batch in BATCHES]
+    name = f"SGLang {VERSION}"
+    return [row(name, batch, steps) for row in (engine_row, own_row) for batch in BATCHES]
 
 
 async def _ask(pair: Any, batch: int) -> None:
@@ -122,34 +89,6 @@ async def _ask(pair: Any, batch: int) -> None:
     for answers in await asyncio.gather(*(ask_pair(pair, body) for body in bodies)):
         if answers.decode.status != 200:
             raise BenchError(f"decode answered {answers.decode.status}: {answers.decode.body!r}")
-
-
-def _engine_row(version: str, batch: int, steps: list[dict[str, Any]]) -> Row:
-    mine = [step for step in steps if step["batch"] == batch]
-    times: dict[str, list[float]] = {"guard": [], "none": []}
-    pairs = []
-    for before, after in pairwise(mine):
-        times["guard" if after["guard"] else "none"].append(after["seconds"])
-        if before["guard"] != after["guard"]:
-            on, off = (before, after) if before["guard"] else (after, before)
-            pairs.append(off["seconds"] / on["seconds"])
-    if len(pairs) < 8:
-        raise BenchError(f"only {len(pairs)} pairs of steps with {batch} requests were seen")
-    low, _, high = quantiles(pairs, n=4)
-    # How far off the median itself may be: 1.57 interquartile ranges over the root of n.
-    unsure = 1.57 * (high - low) / len(pairs) ** 0.5
-    rates = {name: batch / median(values) for name, values in times.items()}
-    return Row(
-        "guard",
-        f"SGLang {version}, {batch} concurrent",
-        "tok/s",
-        rates["guard"],
-        rates["none"],
-        median(pairs),
-        TARGET,
-        f"{len(pairs)} pairs of steps, ratio ± {unsure:.4f}",
-        {"pairs": pairs, **times},
-    )
 
 
 # -- beside it
@@ -238,4 +177,4 @@ def handoff_rows() -> list[Row]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main("guard_sglang", engine_rows, lambda: [*step_rows(), *handoff_rows()]))

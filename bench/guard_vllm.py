@@ -7,23 +7,21 @@ the prompt, in processor time of the one thread. Not part of ``make bench``: it 
 ``tests/engines/install.py vllm``.
 """
 
-import argparse
 import asyncio
 import json
-import os
 import sys
 import tempfile
 import time
-from itertools import pairwise
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 
-from bench.report import SEED, BenchError, Row, as_json, print_table
+from bench.report import SEED, BenchError, Row
+from bench.steps import ANSWER_TOKENS, BATCHES, engine_row, main, own_row
 from sekisho.core.page import PageLayout
 from sekisho.guard.vllm.manifest import FIELD
 from sekisho.guard.vllm.messages import StepMeta
@@ -31,53 +29,22 @@ from sekisho.guard.vllm.scheduler import Scheduling, scope_of
 from sekisho.guard.vllm.start import make_keeper
 from sekisho.guard.vllm.worker import Worker
 
-ENGINES = Path(__file__).parents[1] / "tests" / "engines"
-BATCHES = (1, 16)
 CONTEXTS = (1024, 8192, 131072)
 BLOCK = 32
-TARGET = 0.99
-ANSWER_TOKENS = 160
 _REPEATS = 30
 _LAYOUT = PageLayout(BLOCK, 2, 1, 4, 2, "model")
 _KEY = b"k" * 32
-
-
-def main() -> int:
-    """Exit 0 where every target holds, 1 where one is missed, 2 where it cannot run."""
-    parser = argparse.ArgumentParser(prog="python -m bench.guard_vllm")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--no-engine", action="store_true", help="only what needs none")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured")
-    arguments = parser.parse_args()
-    busy = os.getloadavg()[0]
-    torch.set_num_threads(1)  # as in the engine
-    rows = [*step_rows(), *handoff_rows()]
-    missing = False
-    if not arguments.no_engine:
-        try:
-            rows = [*engine_rows(arguments.rounds), *rows]
-        except BenchError as error:
-            print(error, file=sys.stderr)
-            missing = True
-    print_table(rows)
-    if arguments.json is not None:
-        report = as_json(rows, arguments.rounds, busy)
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
-    if missing:
-        return 2
-    return 1 if any(row.holds is False for row in rows) else 0
 
 
 # -- in the engine
 
 
 def engine_rows(rounds: int) -> list[Row]:
-    """Tokens per second by batch; the ratio is the median over pairs of neighbouring steps.
+    """Tokens per second by batch, and what the guard's functions take of a step.
 
     Raises:
         BenchError: the pair does not start, or answers an error.
     """
-    sys.path.insert(0, str(ENGINES))
     from faulty_vllm import GUARD, KEY
     from rig import EngineError
     from rig_vllm import VllmPair
@@ -99,7 +66,7 @@ def engine_rows(rounds: int) -> list[Row]:
     except EngineError as error:
         raise BenchError(str(error)) from error
     steps = [json.loads(line) for line in meter.read_text().splitlines()]
-    return [_engine_row(batch, steps) for batch in BATCHES]
+    return [row("vLLM 0.32.0", batch, steps) for row in (engine_row, own_row) for batch in BATCHES]
 
 
 async def _ask(pair: Any, batch: int, salt: str) -> None:
@@ -114,34 +81,6 @@ async def _ask(pair: Any, batch: int, salt: str) -> None:
     for found in await asyncio.gather(*(ask(pair, one, timeout_s=300) for one in bodies)):
         if found.status != 200:
             raise BenchError(f"decode answered {found.status}: {found.said}")
-
-
-def _engine_row(batch: int, steps: list[dict[str, Any]]) -> Row:
-    mine = [step for step in steps if step["batch"] == batch and step["guard"] == step["wanted"]]
-    times: dict[str, list[float]] = {"guard": [], "none": []}
-    pairs = []
-    for before, after in pairwise(mine):
-        times["guard" if after["guard"] else "none"].append(after["seconds"])
-        if before["guard"] != after["guard"]:
-            on, off = (before, after) if before["guard"] else (after, before)
-            pairs.append(off["seconds"] / on["seconds"])
-    if len(pairs) < 8:
-        raise BenchError(f"only {len(pairs)} pairs of steps with {batch} requests were seen")
-    low, _, high = quantiles(pairs, n=4)
-    # How far off the median itself may be: 1.57 interquartile ranges over the root of n.
-    unsure = 1.57 * (high - low) / len(pairs) ** 0.5
-    rates = {name: batch / median(values) for name, values in times.items()}
-    return Row(
-        "guard",
-        f"vLLM 0.32.0 decode, batch {batch}",
-        "tok/s",
-        rates["guard"],
-        rates["none"],
-        median(pairs),
-        TARGET,
-        f"median of {len(pairs)} pairs ± {unsure:.3f}; half lie in {low:.2f} to {high:.2f}",
-        times | {"ratios": pairs},
-    )
 
 
 # -- without one
@@ -302,4 +241,4 @@ def _hand_off(tokens: list[int]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main("guard_vllm", engine_rows, lambda: [*step_rows(), *handoff_rows()]))

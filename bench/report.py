@@ -1,6 +1,7 @@
 """What a benchmark hands back, as a table and as JSON."""
 
 import importlib.metadata
+import json
 import os
 import platform
 from dataclasses import asdict, dataclass, field
@@ -118,6 +119,19 @@ def as_json(rows: list[Row], rounds: int | None, load_before: float) -> dict[str
         "seed": SEED,
         "rows": [asdict(row) | {"holds": row.holds} for row in rows],
     }
+
+
+def finish(
+    rows: list[Row], file: Path | None, rounds: int | None, load_before: float, missing: bool
+) -> int:
+    """Print the table and write the JSON; 0 where every target holds, 1 where one is missed, 2
+    where something is ``missing``."""
+    print_table(rows)
+    if file is not None:
+        file.write_text(json.dumps(as_json(rows, rounds, load_before), indent=1) + "\n")
+    if missing:
+        return 2
+    return 1 if any(row.holds is False for row in rows) else 0
 
 
 def _number(value: float) -> str:

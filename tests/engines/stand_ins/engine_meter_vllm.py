@@ -3,9 +3,11 @@
 Every second step is neither vouched for nor checked: the scheduler's half builds nothing for it,
 and the worker's half looks at nothing. A step in which a block is handed out or a transfer begins
 is always guarded, since the ledger must hear of it. ``ENGINE_METER_VLLM`` names the file: one JSON
-object a step of the engine core, from the schedule to the outputs.
+object a step of the engine core, from the schedule to the outputs; ``own`` are the seconds in the
+guard's functions, both halves of which run in this process.
 """
 
+import functools
 import json
 import os
 import time
@@ -23,8 +25,18 @@ class _Meter:
     plain = False
     counts: tuple[int, int] = (0, 0)
 
+    def __init__(self) -> None:
+        self.own: dict[str, float] = {}
+
 
 _meter = _Meter()
+
+
+def _timed(name: str, original: Any, *args: Any) -> Any:
+    start = time.perf_counter()
+    out = original(*args)
+    _meter.own[name] = _meter.own.get(name, 0.0) + time.perf_counter() - start
+    return out
 
 
 def _step(original: Any, guard: Any, output: Any, inner: Any) -> Any:
@@ -50,20 +62,24 @@ def _core_step(original: Any, core: Any) -> Any:
     out = original(core)
     seconds = time.perf_counter() - start
     batch, tokens = _meter.counts
-    if batch and batch == tokens:
-        said = {"batch": batch, "guard": not _meter.plain, "seconds": seconds}
-        said["wanted"] = not _meter.bypass
+    # A step that had to be guarded though it was not its turn is none to compare.
+    if batch and batch == tokens and _meter.plain == _meter.bypass:
+        said = {"batch": batch, "guard": not _meter.plain, "seconds": seconds, "own": _meter.own}
         with Path(FILE).open("a") as file:
             file.write(json.dumps(said) + "\n")
-    _meter.bypass, _meter.counts = not _meter.bypass, (0, 0)
+    _meter.bypass, _meter.counts, _meter.own = not _meter.bypass, (0, 0), {}
     return out
 
 
 def _scheduler(module: ModuleType) -> None:
+    for name in ("step", "heard", "put_back", "fails_now"):
+        around(module.Scheduling, name, functools.partial(_timed, name))
     around(module.Scheduling, "step", _step)
 
 
 def _worker(module: ModuleType) -> None:
+    for name in ("check_rows", "bind", "after_forward", "report"):
+        around(module.Worker, name, functools.partial(_timed, name))
     around(module.Worker, "check_rows", _check_rows)
 
 
