@@ -1,5 +1,6 @@
 """Two small pools under guard, and a writer that moves headers between them as a transfer does."""
 
+import socket
 from collections.abc import Sequence
 
 import numpy as np
@@ -52,3 +53,9 @@ def sent(scope: str, tokens: Sequence[int], to: Holding) -> Words:
     words = source.headers.gather(row)
     words[:, 1:3] = to.lease
     return words
+
+
+def closed_port() -> int:
+    """A port of loopback that refuses."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])

@@ -12,15 +12,16 @@ import numpy as np
 import pytest
 import zmq
 
-from guard_kit import computed, new_keeper, offered, pages, prompt
+from guard_kit import closed_port, computed, new_keeper, offered, pages, prompt
 from sekisho.core.errors import LocalOwnershipError
 from sekisho.core.lease import Lease
 from sekisho.core.ledger import Pages
 from sekisho.guard.keeper import Holding
 from sekisho.guard.sglang import grants as module
-from sekisho.guard.sglang.grants import Grants, gone
+from sekisho.guard.sglang.grants import Grants
 from sekisho.guard.sglang.transfers import Transfers
 from sekisho.guard.sglang.wire import Drain, Drained, drain_of
+from sekisho.guard.sockets import gone
 
 HERE = "127.0.0.1"
 
@@ -329,11 +330,6 @@ def test_a_slot_whose_request_was_committed_is_free_at_once(side: Side) -> None:
 # -- by the death of the process
 
 
-def closed_port() -> int:
-    with socket.create_server((HERE, 0)) as server:
-        return int(server.getsockname()[1])
-
-
 def test_a_rank_whose_process_is_gone_writes_no_more(side: Side, net: Net) -> None:
     dead, alive = {"rank_ip": HERE, "rank_port": str(closed_port())}, net.rank()
     side.end(side.grant(7, pages(1, 2), [dead, alive.info]))
@@ -368,79 +364,6 @@ def test_a_host_that_answers_nothing_holds_up_the_others_once_a_round(
     side.until(lambda: all(grant.over == {0} for grant in grants))
     at_dead = [port for _, port in asked if port != other.port]
     assert len(at_dead) <= max(grant.asked for grant in grants) - 1
-
-
-def test_a_listener_is_there_and_a_refusal_proves_that_nobody_is() -> None:
-    with socket.create_server((HERE, 0)) as server:
-        port = server.getsockname()[1]
-        assert gone(HERE, port) is False
-    assert gone(HERE, port) is True
-
-
-def test_a_time_out_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_CONNECT_S", 0.05)
-    with contextlib.ExitStack() as stack:
-        server = stack.enter_context(socket.create_server((HERE, 0), backlog=0))
-        address = server.getsockname()
-        for _ in range(4):  # until its queue is full and the kernel answers no more
-            waiting = stack.enter_context(socket.socket())
-            waiting.setblocking(False)
-            waiting.connect_ex(address)
-        with contextlib.suppress(TimeoutError):
-            socket.create_connection(address, timeout=0.05).close()
-            pytest.fail("the queue is not full: this shows nothing")
-        assert gone(*address) is False
-
-
-def test_a_name_that_cannot_be_found_proves_nothing() -> None:
-    assert gone("no-such-host.invalid", 9) is False
-
-
-def test_bytes_that_wait_in_our_sockets_are_still_to_be_written() -> None:
-    """What the dead process sent may land later: it lies in the kernel, unread."""
-    port = closed_port()
-    with contextlib.ExitStack() as stack:
-        server = stack.enter_context(socket.create_server((HERE, 0)))
-        peer = stack.enter_context(socket.create_connection(server.getsockname()))
-        peer.sendall(b"page")
-        assert gone(HERE, port) is False, "nobody has accepted the connection yet"
-        ours, _ = server.accept()
-        stack.enter_context(ours)
-        assert gone(HERE, port) is False
-        assert ours.recv(100) == b"page"
-        assert gone(HERE, port) is True
-
-
-def test_the_end_of_a_dead_peers_connection_is_no_byte_of_it() -> None:
-    """Nobody reads an idle connection, and so its end stays unread for good."""
-    with socket.create_server((HERE, 0)) as server, socket.socket() as refused:
-        refused.bind((HERE, 0))
-        port = refused.getsockname()[1]
-        peer = socket.create_connection(server.getsockname())
-        ours, _ = server.accept()
-        peer.close()
-        with ours:
-            assert gone(HERE, port)
-        peer = socket.create_connection(server.getsockname())
-        ours, _ = server.accept()
-        peer.send(b"x")
-        peer.close()
-        with ours:
-            assert not gone(HERE, port)
-            ours.recv(1)
-            assert gone(HERE, port)
-
-
-def test_a_table_of_sockets_that_cannot_be_read_proves_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def unreadable() -> list[str]:
-        raise PermissionError
-
-    port = closed_port()
-    assert gone(HERE, port) is True
-    monkeypatch.setattr(module, "_sockets", unreadable)
-    assert gone(HERE, port) is False
 
 
 def test_headers_of_the_granted_pages_are_blank(side: Side) -> None:

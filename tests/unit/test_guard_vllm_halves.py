@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from guard_vllm_kit import Block, Engine, Request
-from sekisho.guard.sglang import grants
+from sekisho.guard.vllm import worker
 from sekisho.guard.vllm.drain import DrainServer, Flights
 from sekisho.guard.vllm.messages import Load
 from sekisho.guard.vllm.scheduler import scope_of
@@ -258,7 +258,7 @@ def test_blocks_of_an_unsound_transfer_wait_until_nothing_is_left_to_read(
 ) -> None:
     """The connector reported success; what it wrote may still stand in a socket."""
     pair, unread = Pair(), [True]
-    monkeypatch.setattr(grants, "_unread", lambda: unread[0])
+    monkeypatch.setattr(worker, "unread", lambda: unread[0])
     pair.move(1)
     pair.arrive()
     pair.request.finished = True

@@ -11,25 +11,21 @@ drain, again and again, and looks whether they still exist. Asking again is all 
 import contextlib
 import functools
 import logging
-import socket
 import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from sekisho.core.errors import check
 from sekisho.core.lease import Lease
 from sekisho.guard.keeper import Holding, Keeper
 from sekisho.guard.sglang.wire import Drain, Drained
+from sekisho.guard.sockets import gone, unread
 
 log = logging.getLogger("sekisho.guard")
 
 ASK_EVERY_S = 0.5
-_CONNECT_S = 1.0
-_LISTENING = "0A"
-_CLOSE_WAIT = "08"
 
 
 @dataclass(eq=False)
@@ -119,7 +115,7 @@ class Grants:
 
         One that was never granted the lease has taken the place of one that is gone, like `gone`.
         """
-        if not answer.known and _unread():
+        if not answer.known and unread():
             return  # it is asked again
         with self._lock:
             grant = self._by_room.get(answer.room)
@@ -182,51 +178,3 @@ class Grants:
         grant.over.add(rank)
         if grant.over >= set(range(len(grant.ranks))):
             self._ended.append(grant)
-
-
-def gone(host: str, port: int) -> bool:
-    """Whether the process that listened there has provably ended, and nothing of it is left.
-
-    A refusal comes from the kernel of that host: nobody listens. A time-out proves nothing. Bytes
-    that had arrived before may still wait in a socket of ours, and are not written yet.
-    """
-    try:
-        with socket.create_connection((host, port), timeout=_CONNECT_S):
-            return False
-    except ConnectionRefusedError:
-        return not _unread()
-    except OSError:
-        return False
-
-
-def _unread() -> bool:
-    """Whether any TCP socket of this process, or one that waits to be accepted by it, holds bytes
-    that were not read (proc(5)). What cannot be looked up counts as unread."""
-    own = set()
-    try:
-        for link in Path("/proc/self/fd").iterdir():
-            with contextlib.suppress(FileNotFoundError):  # the descriptor of this very listing
-                target = str(link.readlink())
-                if target.startswith("socket:["):
-                    own.add(target[8:-1])
-        rows = [line.split() for line in _sockets()]
-    except OSError:
-        return True
-    ports = {r[1].rpartition(":")[2] for r in rows if r[3] == _LISTENING and r[9] in own}
-    for row in rows:
-        local, queues, inode = row[1], row[4], row[9]
-        # A connection that nobody has accepted has no inode yet.
-        ours = inode in own or (inode == "0" and local.rpartition(":")[2] in ports)
-        # An end that was not read yet counts as one byte: of a dead peer's idle connections.
-        nothing = 1 if row[3] == _CLOSE_WAIT else 0
-        if ours and row[3] != _LISTENING and int(queues.partition(":")[2], 16) > nothing:
-            return True
-    return False
-
-
-def _sockets() -> list[str]:
-    """Lines of the kernel's tables of TCP sockets; without IPv6 there is only the first."""
-    lines = Path("/proc/self/net/tcp").read_text().splitlines()[1:]
-    with contextlib.suppress(FileNotFoundError):
-        lines += Path("/proc/self/net/tcp6").read_text().splitlines()[1:]
-    return lines

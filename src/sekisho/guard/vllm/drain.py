@@ -21,7 +21,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from sekisho.guard.sglang.grants import gone
+from sekisho.guard.sockets import gone
 from sekisho.guard.vllm.manifest import mac, signed
 
 log = logging.getLogger("vllm.sekisho")

@@ -19,7 +19,7 @@ from sekisho.core.errors import Evidence
 from sekisho.core.ledger import Pages
 from sekisho.core.memory import Headers
 from sekisho.core.page import HEADER_SIZE, PageLayout
-from sekisho.guard.sglang import grants
+from sekisho.guard.sockets import unread
 from sekisho.guard.vllm.headers import differences
 from sekisho.guard.vllm.messages import Found, Load, Row, StepMeta, WorkerMeta
 
@@ -93,7 +93,7 @@ class Worker:
             self._must.blank(fresh)
         self._loads |= meta.loads
         # What had arrived before the writer was over is written when it is read.
-        if meta.settling and not grants._unread():
+        if meta.settling and not unread():
             self._quiet.update(dict.fromkeys(meta.settling, 1))
 
     # -- after it
