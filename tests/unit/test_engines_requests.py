@@ -12,7 +12,8 @@ from sekisho.engine.output import Delta
 from sekisho.engine.params import SamplingParams
 from sekisho.engine.tokenizer import Tokenizer, load_tokenizer
 from sekisho.gateway.engines import sglang_exchange
-from sekisho.gateway.engines.sglang_events import FailureError, Reader
+from sekisho.gateway.engines.sglang_events import Reader
+from sekisho.gateway.engines.side import FailureError
 from sekisho.gateway.errors import ApiError
 from sglang_kit import (
     Pair,

@@ -11,18 +11,16 @@ import msgspec
 from sekisho.engine.output import Delta, Ended
 from sekisho.engine.params import SamplingParams
 from sekisho.engine.tokenizer import Tokenizer
-from sekisho.gate.fetch import Client, Key, RefusedError, clip
+from sekisho.gate.fetch import Client, Key, clip
 from sekisho.gate.judge import Need, window_of
-from sekisho.gate.model import ReadError, Reading
+from sekisho.gate.model import Reading
 from sekisho.gate.readers import sglang
 from sekisho.gate.readers.base import Ask, decode
+from sekisho.gateway.engines.asking import CONNECT_S, examining, getter, session
 from sekisho.gateway.engines.replica import Examined, Replica, UnfitError
 from sekisho.gateway.engines.sglang_exchange import Exchange
 from sekisho.gateway.engines.sglang_request import body, check
 
-EXAMINE_S = 10.0
-"""How long a server may take to describe itself; its scheduler answers between two passes."""
-_CONNECT_S = 2.0
 _ABORT_S = 5.0
 
 
@@ -56,17 +54,7 @@ class SglangEngine:
     async def open(self) -> None:
         """Before anything else."""
         self._client = await self._stack.enter_async_context(Client())
-        self._session = await self._stack.enter_async_context(
-            aiohttp.ClientSession(
-                # A connection a request: an idle one may lead to a server that is gone, and SGLang
-                # closes them after 5 s, perhaps while the next request is on its way.
-                connector=aiohttp.TCPConnector(limit=0, force_close=True),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                headers={} if self._key is None else {"Authorization": self._key.header()},
-                trust_env=False,
-            )
-        )
+        self._session = await self._stack.enter_async_context(session(self._key))
 
     async def close(self) -> None:
         """Wait until every abort is delivered, and close the connections."""
@@ -83,23 +71,10 @@ class SglangEngine:
         Raises:
             UnfitError: it does not answer, is of another role, or has no active guard.
         """
-        asked: dict[str, asyncio.Task[bytes]] = {}
-
-        async def get(path: str) -> bytes:
-            if path not in asked:
-                asked[path] = asyncio.create_task(self._client.get(replica.url, path, self._key))
-            return await asked[path]
-
-        try:
-            async with asyncio.timeout(EXAMINE_S):
-                reading = await sglang.read(Ask(replica.url, get, replica.role))
-                info = decode(await get("/server_info"), _Info, "/server_info")
-        except TimeoutError:
-            raise UnfitError(f"no whole answer within {EXAMINE_S:g} s", late=True) from None
-        except RefusedError as error:
-            raise UnfitError(str(error)) from None
-        except ReadError as error:
-            raise UnfitError(str(error), late=error.inconclusive) from None
+        get = getter(self._client, replica.url, self._key)
+        async with examining():
+            reading = await sglang.read(Ask(replica.url, get, replica.role))
+            info = decode(await get("/server_info"), _Info, "/server_info")
         return _examined(replica, reading, info)
 
     async def generate(
@@ -134,7 +109,7 @@ class SglangEngine:
             exchange.close()
 
     async def _abort(self, replica: Replica, rid: str) -> None:
-        timeout = aiohttp.ClientTimeout(total=_ABORT_S, sock_connect=_CONNECT_S)
+        timeout = aiohttp.ClientTimeout(total=_ABORT_S, sock_connect=CONNECT_S)
         url = f"{replica.url}/abort_request"
         try:
             async with self._session.post(url, json={"rid": rid}, timeout=timeout) as response:

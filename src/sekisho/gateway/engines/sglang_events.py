@@ -1,29 +1,16 @@
 """What SGLang answers: an event of its stream, held to its word, and errors as our codes."""
 
-import re
-from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
 
 from sekisho.engine.params import SamplingParams, TokenInfo, TokenLogprob
 from sekisho.engine.tokenizer import Tokenizer
+from sekisho.gateway.engines.side import FailureError, Step, refused
 
 T = TypeVar("T")
-_NUMBER = re.compile(r"(?<![\w.])\d{1,15}(?![\w.]*\w)")
-_STATUS = {429: "queue_full", 502: "transfer_failed", 503: "node_lost", 504: "transfer_failed"}
 _TRANSFER = "KVTransferError"
 _VIOLATION = "ownership_violation"  # how the guard's messages of this kind begin
-
-
-class FailureError(Exception):
-    """A side did not end cleanly. ``code`` is one of `CODES`; the message may reach a client if the
-    code is a rejection, and the log always: it holds numbers, and nothing that SGLang said."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
 
 
 class _Reason(msgspec.Struct):
@@ -53,25 +40,6 @@ class _Event(msgspec.Struct):
     output_ids: list[int] | None = None
     meta_info: _Meta | None = None
     error: _Error | None = None
-
-
-class _Answer(msgspec.Struct):
-    """An HTTP error: SGLang's own, FastAPI's, or a text of anybody."""
-
-    error: _Error | str | None = None
-    message: str | None = None
-    detail: msgspec.Raw | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """New tokens of an answer; ``infos`` one a token if asked for. ``finish``: stop, length or
-    nothing yet."""
-
-    tokens: list[int]
-    infos: list[TokenInfo]
-    finish: str
-    cached: int
 
 
 class Reader:
@@ -125,28 +93,9 @@ class Reader:
         where = f"{self._side} answers status {status}"
         if text.startswith(_VIOLATION):
             return FailureError("ownership_violation", f"{where}: its guard found a foreign page")
-        if status in (400, 413) and (limit := self._limit(text)) is not None:
-            told = f"the prompt has {self._prompt_count} tokens and the answer up to "
-            told += f"{self._params.max_tokens}, the servers hold {limit}"
-            return FailureError("context_length_exceeded", told)
-        if status == 503 and "queue" in text and "full" in text:
-            return FailureError("queue_full", "too many requests are waiting; try again later")
-        moved = status == 500 and _TRANSFER in text
-        code = "transfer_failed" if moved else _STATUS.get(status, "internal_error")
-        return FailureError(code, where)
-
-    def _limit(self, text: str) -> int | None:
-        """The limit in a refusal for length: the largest number beside those of our request that
-        our request does not fit into. None if the text is about something else."""
-        numbers = [int(number) for number in _NUMBER.findall(text)]
-        answer = self._params.max_tokens
-        total = self._prompt_count + answer
-        if self._prompt_count not in numbers and total not in numbers:
-            return None
-        for ours in (total, self._prompt_count, answer):
-            if ours in numbers:
-                numbers.remove(ours)
-        return max((number for number in numbers if 0 < number <= total), default=None)
+        if status == 500 and _TRANSFER in text:
+            return FailureError("transfer_failed", where)
+        return refused(self._side, status, text, self._prompt_count, self._params.max_tokens)
 
     def _new(self, ids: list[int] | None, count: int | None) -> list[int]:
         if ids is None or count is None or count < self._count:
@@ -192,20 +141,3 @@ class Reader:
 
     def _nonsense(self, found: str) -> FailureError:
         return FailureError("internal_error", f"{self._side}: {found}")
-
-
-def text_of(body: bytes) -> str:
-    """What an HTTP error says, for `Reader.refused`; empty where it is none that we know."""
-    try:
-        answer = msgspec.json.decode(body, type=_Answer)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return ""
-    if isinstance(answer.error, _Error):
-        return answer.error.message
-    if answer.error is not None:
-        return answer.error
-    if answer.message is not None:
-        return answer.message
-    return (
-        "" if answer.detail is None else bytes(answer.detail).decode("utf-8", "replace").strip('"')
-    )

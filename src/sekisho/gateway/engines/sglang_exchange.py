@@ -25,12 +25,12 @@ from sekisho.engine.tokenizer import Tokenizer
 from sekisho.gateway.engines.answer import Answer
 from sekisho.gateway.engines.events import EventsError, events
 from sekisho.gateway.engines.replica import Replica
-from sekisho.gateway.engines.sglang_events import FailureError, Reader, Step, text_of
+from sekisho.gateway.engines.sglang_events import Reader
+from sekisho.gateway.engines.side import BREAKS, FailureError, Step, broken, refusal_of
 
 PREFILL_LATE_S = 30.0
 """How long prefill may stay silent after decode's first token: it answers between two passes."""
 _AHEAD_MAX = 64  # decode's events that may wait for a slow client
-_REFUSAL_MAX = 64 * 1024  # bytes of an HTTP error that are read
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,15 +137,8 @@ class Exchange:
         try:
             cached = await self._answer(replica)
             self._told.put_nowait(_Clean(replica.role, cached))
-        except FailureError as failure:
-            self._told.put_nowait(failure)
-        except EventsError as error:
-            told = FailureError("internal_error", f"{replica.name}: {error}")
-            self._told.put_nowait(told)
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            why = f"{replica.name}: the connection failed ({type(error).__name__})"
-            self._told.put_nowait(FailureError("node_lost", why))
-            replica.doubt(f"a connection failed ({type(error).__name__})")
+        except BREAKS as error:
+            self._told.put_nowait(broken(error, replica))
 
     async def _answer(self, replica: Replica) -> int:
         """Read one side up to its clean end; returns the prompt tokens it had in its cache."""
@@ -155,7 +148,7 @@ class Exchange:
         cached = 0
         async with self._session.post(f"{replica.url}/generate", json=self._body) as response:
             if response.status != 200:
-                raise reader.refused(response.status, text_of(await _some(response)))
+                raise reader.refused(response.status, await refusal_of(response))
             finished = False
             async for data in events(response.content.iter_any()):
                 if finished:
@@ -171,7 +164,3 @@ class Exchange:
 
     def _end(self, code: str, why: str) -> None:
         self._told.put_nowait(FailureError(code, why))
-
-
-async def _some(response: aiohttp.ClientResponse) -> bytes:
-    return await response.content.read(_REFUSAL_MAX)

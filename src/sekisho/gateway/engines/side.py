@@ -1,0 +1,109 @@
+"""What one side of a request can say, in our words: new tokens, or a failure."""
+
+import re
+from dataclasses import dataclass
+
+import aiohttp
+import msgspec
+
+from sekisho.engine.params import TokenInfo
+from sekisho.gateway.engines.events import EventsError
+from sekisho.gateway.engines.replica import Replica
+
+_NUMBER = re.compile(r"(?<![\w.])\d{1,15}(?![\w.]*\w)")
+_STATUS = {429: "queue_full", 502: "transfer_failed", 503: "node_lost", 504: "transfer_failed"}
+_REFUSAL_MAX = 64 * 1024  # bytes of an HTTP error that are read
+
+
+class FailureError(Exception):
+    """A side did not end cleanly. ``code`` is one of `CODES`; the message may reach a client if the
+    code is a rejection, and the log always: it holds numbers, and nothing that an engine said."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """New tokens of an answer; ``infos`` one a token if asked for. ``finish``: stop, length or
+    nothing yet. ``cached``: prompt tokens that this side had."""
+
+    tokens: list[int]
+    infos: list[TokenInfo]
+    finish: str
+    cached: int = 0
+
+
+class _Error(msgspec.Struct):
+    message: str = ""
+
+
+class _Answer(msgspec.Struct):
+    """An HTTP error: an engine's own, FastAPI's, or a text of anybody."""
+
+    error: _Error | str | None = None
+    message: str | None = None
+    detail: msgspec.Raw | None = None
+
+
+def text_of(body: bytes) -> str:
+    """What an HTTP error says, for `refused`; empty where it is none that we know."""
+    try:
+        answer = msgspec.json.decode(body, type=_Answer)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ""
+    if isinstance(answer.error, _Error):
+        return answer.error.message
+    if answer.error is not None:
+        return answer.error
+    if answer.message is not None:
+        return answer.message
+    return (
+        "" if answer.detail is None else bytes(answer.detail).decode("utf-8", "replace").strip('"')
+    )
+
+
+async def refusal_of(response: aiohttp.ClientResponse) -> str:
+    """The text of an HTTP error, bounded."""
+    return text_of(await response.content.read(_REFUSAL_MAX))
+
+
+def refused(side: str, status: int, text: str, prompt: int, answer: int) -> FailureError:
+    """The outcome behind an HTTP status, or one inside an event, for a request of ``prompt`` tokens
+    and at most ``answer`` more."""
+    if status in (400, 413) and (limit := _limit(text, prompt, answer)) is not None:
+        told = f"the prompt has {prompt} tokens and the answer up to {answer}, "
+        return FailureError("context_length_exceeded", f"{told}the servers hold {limit}")
+    if status == 503 and "queue" in text and "full" in text:
+        return FailureError("queue_full", "too many requests are waiting; try again later")
+    return FailureError(_STATUS.get(status, "internal_error"), f"{side} answers status {status}")
+
+
+def broken(error: Exception, replica: Replica) -> FailureError:
+    """The outcome behind what reading an answer raised; the server is doubted if it may be gone."""
+    if isinstance(error, FailureError):
+        return error
+    if isinstance(error, EventsError):
+        return FailureError("internal_error", f"{replica.name}: {error}")
+    why = f"connection failed ({type(error).__name__})"
+    replica.doubt(f"a {why}")
+    return FailureError("node_lost", f"{replica.name}: the {why}")
+
+
+BREAKS = (FailureError, EventsError, aiohttp.ClientError, OSError, TimeoutError)
+"""What `broken` is for."""
+
+
+def _limit(text: str, prompt: int, answer: int) -> int | None:
+    """The limit in a refusal for length: the largest number beside those of our request that
+    our request does not fit into. None if the text is about something else."""
+    numbers = [int(number) for number in _NUMBER.findall(text)]
+    total = prompt + answer
+    if prompt not in numbers and total not in numbers:
+        return None
+    for ours in (total, prompt, answer):
+        if ours in numbers:
+            numbers.remove(ours)
+    return max((number for number in numbers if 0 < number <= total), default=None)
