@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
 _NATURAL = (
     "The capital of France is",
     "Once upon a time there was a king who had three daughters, and the youngest of them",
-    STORY * 20 + "Then the captain said:",
+    STORY * 20 + "The harbour lay",  # goes on as before, whatever the last bits of a sum are
 )
 
 

@@ -57,7 +57,8 @@ def _flag(name: str) -> inspect.Parameter:
         help=Settings.model_fields[name].description,
         show_default=False,
     )
-    kind = list[str] if name in REPEATABLE else str
+    switch = Settings.model_fields[name].annotation is bool
+    kind = bool if switch else list[str] if name in REPEATABLE else str
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,

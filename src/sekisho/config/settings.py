@@ -17,7 +17,7 @@ from pydantic import (
 DEMO_MODEL = "demo"
 DEMO_NAME = "SmolLM2-135M-Instruct"
 _NODES_MAX = 64
-REPEATABLE = ("sglang_prefill", "sglang_decode")
+REPEATABLE = ("sglang_prefill", "sglang_decode", "vllm_prefill", "vllm_decode")
 """Settings that hold several values: their flags may be given more than once."""
 # No credentials, path, query or fragment: those would be shown, or are none of an engine's.
 _SERVER = re.compile(r"(https?://[^\s/@?#,\\]+?(?::\d{1,5})?)/?(?:@(\d{1,5}))?", re.ASCII)
@@ -30,7 +30,10 @@ _OF_OUR_NODES = (
     "threads",
 )
 
-_OF_SGLANG = (*REPEATABLE, "sglang_key_file")
+_OF_ENGINES = {
+    "sglang": ("sglang_prefill", "sglang_decode", "sglang_key_file"),
+    "vllm": ("vllm_prefill", "vllm_decode", "vllm_key_file", "local"),
+}
 
 
 class Resolved(NamedTuple):
@@ -84,9 +87,9 @@ class Settings(BaseModel):
     )
     mooncake_protocol: Literal["tcp", "rdma"] = Field("tcp", description="tcp or rdma")
     mooncake_device: str = Field("", description="the RDMA device; empty: Mooncake chooses")
-    engine: Literal["sekisho", "sglang"] = Field(
+    engine: Literal["sekisho", "sglang", "vllm"] = Field(
         "sekisho",
-        description="sekisho (nodes of our own, started here) or sglang (running servers)",
+        description="sekisho (nodes of our own, started here), sglang or vllm (running servers)",
     )
     sglang_prefill: str = Field(
         "",
@@ -99,6 +102,20 @@ class Settings(BaseModel):
         "repeating the flag",
     )
     sglang_key_file: str = Field("", description="the file of those servers' API key, if any")
+    vllm_prefill: str = Field(
+        "",
+        description="vLLM prefill servers, each once, as http://host:port@BOOTSTRAP_PORT, with "
+        "commas or by repeating the flag",
+    )
+    vllm_decode: str = Field(
+        "",
+        description="vLLM decode servers, each once, as http://host:port, with commas or by "
+        "repeating the flag",
+    )
+    vllm_key_file: str = Field("", description="the file of those servers' API key, if any")
+    local: bool = Field(
+        False, description="true or false: start the vLLM pair here, on this machine's CPU"
+    )
     host: str = Field("127.0.0.1", description="the address the gateway binds")
     port: int = _whole("the TCP port of the gateway (0: any free one)", 0, 65535, 8000)
     page_size: int = Field(
@@ -140,8 +157,10 @@ class Settings(BaseModel):
     @classmethod
     def _no_lenient_values(cls, value: object, info: ValidationInfo) -> object:
         """Pydantic would take true or 1.0 for 1; and "" for a path is the current folder."""
-        may_be_empty = info.field_name in ("mooncake_device", "sglang_key_file", *REPEATABLE)
-        if isinstance(value, bool | float) or (value == "" and not may_be_empty):
+        name = info.field_name
+        may_be_empty = name in ("mooncake_device", "sglang_key_file", "vllm_key_file", *REPEATABLE)
+        number = isinstance(value, bool | float) and name != "local"
+        if number or (value == "" and not may_be_empty):
             raise ValueError("not a value of this setting")
         return value
 
@@ -153,8 +172,11 @@ class Settings(BaseModel):
             value = ",".join(value)
         if isinstance(value, str):
             servers = parse_servers(value)
-            if info.field_name == "sglang_decode" and any(port for _, port in servers):
+            name = info.field_name or ""
+            if name.endswith("_decode") and any(port for _, port in servers):
                 raise ValueError("a decode server has no bootstrap port")
+            if name == "vllm_prefill" and not all(port for _, port in servers):
+                raise ValueError("vLLM does not state the bootstrap port: it must be named")
         return value
 
     @field_validator("state_dir")
@@ -176,14 +198,23 @@ class Settings(BaseModel):
         moves = self.transport != "auto" or self.mooncake_protocol != "tcp"
         foreign = self.engine != "sekisho"
         unused = [name for name in _OF_OUR_NODES if self._is_changed(name)] if foreign else []
+        named = {name: self._servers_of(name) for name in _OF_ENGINES}
         return (
             (
-                foreign and not (self.sglang_prefill and self.sglang_decode),
-                f'engine = "{self.engine}" needs sglang_prefill and sglang_decode, a server each',
+                foreign and not self.local and not all(named.get(self.engine, ())),
+                f'engine = "{self.engine}" needs {self.engine}_prefill and {self.engine}_decode, '
+                "a server each",
             ),
             (
-                not foreign and any(map(self._is_changed, _OF_SGLANG)),
-                f'{", ".join(_OF_SGLANG)} need engine = "sglang"',
+                self.local and any(named["vllm"]),
+                "local starts a pair of its own: it excludes vllm_prefill and vllm_decode",
+            ),
+            *(
+                (
+                    self.engine != engine and any(map(self._is_changed, names)),
+                    f'{", ".join(names)} need engine = "{engine}"',
+                )
+                for engine, names in _OF_ENGINES.items()
             ),
             (
                 bool(unused),
@@ -220,6 +251,9 @@ class Settings(BaseModel):
             ),
         )
 
+    def _servers_of(self, engine: str) -> tuple[str, str]:
+        return getattr(self, f"{engine}_prefill"), getattr(self, f"{engine}_decode")
+
     def _is_changed(self, name: str) -> bool:
         """Whether it differs from its default; so does a default that other settings decide."""
         field = type(self).model_fields[name]
@@ -240,7 +274,7 @@ class Settings(BaseModel):
 
 
 def parse_servers(text: str) -> list[tuple[str, int]]:
-    """The servers of ``sglang_prefill`` or ``sglang_decode``: URL and bootstrap port, 0 if none is
+    """The servers of ``sglang_prefill`` and the like: URL and bootstrap port, 0 if none is
     given.
 
     Raises:

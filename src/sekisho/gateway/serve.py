@@ -18,7 +18,7 @@ from sekisho.engine.spec import ModelSpec, load_spec
 from sekisho.engine.tokenizer import Tokenizer, load_tokenizer
 from sekisho.gateway.app import create_app
 from sekisho.gateway.backend import Platform
-from sekisho.gateway.engines.build import sglang_fleet
+from sekisho.gateway.engines.build import engine_fleet
 from sekisho.gateway.fleet import Fleet
 from sekisho.gateway.model import ServedModel
 from sekisho.gateway.store import TenantStore
@@ -116,8 +116,8 @@ def platform_of(
         StoreError, EngineError: a file of the settings cannot be used.
     """
     window = None if settings.window == "auto" else settings.window
-    if settings.engine == "sglang":
-        return sglang_fleet(settings, tokenizer, window)
+    if settings.engine != "sekisho":
+        return engine_fleet(settings, folder, tokenizer, window)
     return Fleet(
         roles_of(settings),
         lambda *names: node_config(settings, folder, *names),

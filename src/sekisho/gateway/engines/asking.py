@@ -1,8 +1,9 @@
 """How every engine's servers are reached, and what it means when one does not describe itself."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any
 
 import aiohttp
 
@@ -27,7 +28,7 @@ def session(key: Key | None) -> aiohttp.ClientSession:
     )
 
 
-def getter(client: Client, url: str, key: Key | None) -> Callable[[str], Awaitable[bytes]]:
+def getter(client: Client, url: str, key: Key | None) -> Callable[[str], Coroutine[Any, Any, bytes]]:
     """Bodies below ``url``, each asked for once."""
     asked: dict[str, asyncio.Task[bytes]] = {}
 

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
+from urllib.parse import urlsplit
 
 from sekisho.gate.model import Reading
 
@@ -88,6 +89,11 @@ class Replica:
         """Its bootstrap port."""
         stated = 0 if self.examined is None else self.examined.bootstrap_port
         return self.bootstrap_port or stated
+
+    @property
+    def bootstrap_url(self) -> str:
+        """Where decode asks for its workers, for an engine that wants a URL."""
+        return f"http://{urlsplit(self.url).netloc.rpartition(':')[0]}:{self.port}"
 
     def watch(self, lost: Lost) -> Callable[[], None]:
         """Call ``lost`` when requests at this server must end; returns what ends the watch."""
