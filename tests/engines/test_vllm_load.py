@@ -40,7 +40,7 @@ def _code(generator: random.Random) -> str:
 def _prompt(number: int, code: str) -> str:
     name = _NAMES[number % len(_NAMES)]
     said = f"The password of {name} is {code}. "
-    return said + (STORY if number % 2 else OTHER) * (1 + number % 5) + said[: -len(code) - 3]
+    return said + (STORY if number % 2 else OTHER) * (number % 3) + said[: -len(code) - 3]
 
 
 async def _load(pair: FaultyPair) -> Seen:
@@ -72,11 +72,12 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> FaultyPair:
     return FaultyPair(
         guard=True,
         folder=folder,
-        give_up_s=60,
+        give_up_s=120,
         prefill_tokens=2 * POOL,
         decode_tokens=POOL,
         context=POOL,
-        abort_s=15,
+        abort_s=60,
+        flags=["--dtype", "float32"],  # five times as fast on a CPU without bfloat16
     )
 
 
