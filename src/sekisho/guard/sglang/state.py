@@ -63,10 +63,10 @@ class State:
 
     def rows_of(self, batch: Any) -> list[Pages]:
         """The same for every request of a batch that has its lengths, in one read."""
-        counts = -(-batch.seq_lens_cpu // self.page_size)
+        counts = -(-batch.seq_lens_cpu.numpy() // self.page_size)
         end = int(counts.max()) * self.page_size
         cells = self.rows[:, 0 : end : self.page_size][batch.req_pool_indices]
-        pages = (cells // self.page_size).cpu().numpy().astype(np.intp)
+        pages = cells.cpu().numpy().astype(np.intp) // self.page_size
         return [pages[i, :count] for i, count in enumerate(counts.tolist())]
 
     def doom(self, req: Any, evidence: Sequence[Evidence], at: str) -> None:
@@ -100,21 +100,28 @@ class State:
 
         A page that has an owner already stays that owner's; whoever got it fails by its row.
         """
-        known = len(counts) == len(self._handing)
-        holders = [self.holding(req) for req in self._handing] if known else [self._nobody]
-        start = 0
-        for holding, count in zip(holders, counts if known else [len(cells)], strict=True):
-            pages = self._first_cells(cells[start : start + count])
-            start += count
-            try:
-                self.keeper.claim(holding, pages)
-            except LocalOwnershipError as error:
-                evidence = [
-                    Evidence("handed_twice", 0, page, str(error), self.keeper.owner(page))
-                    for page in pages.tolist()
-                ]
-                self.report.violation(holding.name, evidence, "allocation")
-        self._nobody.fresh.clear()
+        given = cells.cpu().numpy()
+        at = np.flatnonzero(given % self.page_size == 0)
+        if not at.size:  # in most steps of decode no page is new
+            return
+        pages = (given[at] // self.page_size).astype(np.intp)
+        if not self._handing or len(counts) != len(self._handing):
+            self._claim(self._nobody, pages)
+            self._nobody.fresh.clear()
+            return
+        whose = np.searchsorted(np.cumsum(counts), at, side="right")
+        for i in np.unique(whose).tolist():
+            self._claim(self.holding(self._handing[i]), pages[whose == i])
+
+    def _claim(self, holding: Holding, pages: Pages) -> None:
+        try:
+            self.keeper.claim(holding, pages)
+        except LocalOwnershipError as error:
+            evidence = [
+                Evidence("handed_twice", 0, page, str(error), self.keeper.owner(page))
+                for page in pages.tolist()
+            ]
+            self.report.violation(holding.name, evidence, "allocation")
 
     def given_back(self, pages: Pages) -> Pages:
         """SGLang frees ``pages``; returns those that its allocator may have now."""
@@ -136,10 +143,6 @@ class State:
                 evidence = Evidence("double_free", 0, page, str(error), found)
                 self.report.violation("engine", [evidence], "free")
         return np.concatenate(kept)
-
-    def _first_cells(self, cells: torch.Tensor) -> Pages:
-        first = cells[cells % self.page_size == 0]
-        return (first // self.page_size).cpu().numpy().astype(np.intp)
 
 
 def scope_of(req: Any) -> str:
