@@ -1,0 +1,171 @@
+"""What a number of trials can tell, with the error rate stated.
+
+Rates: Clopper and Pearson (1934), of which the rule of three is the case of no hit. Times: the
+one-sided two-sample test of Kolmogorov and Smirnov, as Gu et al. 2025 audit prompt caches
+(arXiv 2502.07776: 250 requests each that should hit and that should miss, in random order, a
+prefix of 0.95 of the prompt, the answer cut at one token); or that of Mann and Whitney. Several
+techniques in one run: Holm (1979).
+
+A p-value holds for one look at a sample whose size was fixed before. All alternatives are
+one-sided: a hit is faster.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from scipy import stats as scipy_stats
+
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+Test: TypeAlias = Literal["ks", "mann-whitney"]
+CONFIDENCE = 0.95
+ALPHA = 0.01
+"""The rate of false alarms of one run, over all of its statistical techniques together."""
+
+
+class Interval(msgspec.Struct, frozen=True):
+    """Both ends of a confidence interval of a rate."""
+
+    low: float
+    high: float
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """Times that should be fast against times that should be slow.
+
+    Attributes:
+        fast_count, slow_count: sizes of the samples.
+        p: of "no faster"; at most α in a share α of the runs in which nothing is faster.
+        effect: the probability that a time of the first is smaller than one of the second, ties
+            by half (the common-language effect size); 0.5 is no difference.
+        shift_s: how much faster, in seconds: the median of all differences (Hodges and Lehmann).
+    """
+
+    test: Test
+    fast_count: int
+    slow_count: int
+    p: float
+    effect: float
+    shift_s: float
+
+
+def rate_interval(hits: int, trials: int, confidence: float = CONFIDENCE) -> Interval:
+    """The exact two-sided interval of Clopper and Pearson for the rate of ``hits``."""
+    if trials == 0:
+        return Interval(0.0, 1.0)
+    found = scipy_stats.binomtest(hits, trials).proportion_ci(confidence, method="exact")
+    return Interval(float(found.low), float(found.high))
+
+
+def rate_caught(
+    clean_trials: int, confidence: float = CONFIDENCE, sensitivity: float = 1.0
+) -> float:
+    """The smallest rate of leaks that so many trials without a hit exclude.
+
+    Had the rate been this or higher, at least one trial would have shown it with probability
+    ``confidence``: ``1 - (1 - confidence) ** (1 / trials)``, about ``3 / trials`` at 0.95; 1.0
+    after no trial.
+
+    Args:
+        sensitivity: the share of leaks that the technique notices where there is one, as the
+            self-test measured; of a technique that sees half, the same trials exclude twice
+            the rate.
+    """
+    if clean_trials <= 0 or sensitivity <= 0:
+        return 1.0
+    bound = -math.expm1(math.log1p(-confidence) / clean_trials)
+    return min(1.0, bound / sensitivity)
+
+
+def trials_needed(rate: float, confidence: float = CONFIDENCE, sensitivity: float = 1.0) -> int:
+    """How many trials exclude a rate of leaks of ``rate``: the inverse of `rate_caught`."""
+    if not 0 < rate * sensitivity < 1:
+        raise ValueError("a rate lies between 0 and 1")
+    return math.ceil(math.log1p(-confidence) / math.log1p(-rate * sensitivity))
+
+
+def compare(fast: Sequence[float], slow: Sequence[float], test: Test = "ks") -> Comparison:
+    """Is ``fast`` stochastically smaller than ``slow``? Both in seconds, neither empty."""
+    first, second = np.asarray(fast, float), np.asarray(slow, float)
+    if not (first.size and second.size and np.isfinite(first).all() and np.isfinite(second).all()):
+        raise ValueError("two samples of finite times are needed")
+    differences = second[None, :] - first[:, None]
+    effect = float((differences > 0).mean() + (differences == 0).mean() / 2)
+    return Comparison(
+        test=test,
+        fast_count=first.size,
+        slow_count=second.size,
+        p=_p(first, second, test),
+        effect=effect,
+        shift_s=float(np.median(differences)),
+    )
+
+
+def _p(first: FloatArray, second: FloatArray, test: Test) -> float:
+    if test == "ks":
+        # "greater": the distribution function of the first lies above, so its times are smaller.
+        found = scipy_stats.ks_2samp(first, second, alternative="greater")
+    else:
+        found = scipy_stats.mannwhitneyu(first, second, alternative="less")
+    return float(found.pvalue)
+
+
+def power(
+    slow: Sequence[float],
+    shift_s: float,
+    count: int,
+    rng: np.random.Generator,
+    *,
+    alpha: float = ALPHA,
+    test: Test = "ks",
+    simulations: int = 400,
+) -> Interval:
+    """How likely ``count`` times of each kind show a hit that is faster by ``shift_s``.
+
+    Drawn with replacement from ``slow``, times of a pilot that cannot be hits; the interval is
+    what so many simulations leave open (0.95).
+    """
+    pilot = np.asarray(slow, float)
+    seen = 0
+    for _ in range(simulations):
+        first = rng.choice(pilot, count) - shift_s
+        seen += _p(first, rng.choice(pilot, count), test) <= alpha
+    return rate_interval(seen, simulations)
+
+
+def samples_needed(effect: float, alpha: float = ALPHA, power: float = 0.9) -> int:
+    """Times of each kind that the test of Mann and Whitney needs to see ``effect``.
+
+    Noether (1987), equal samples: ``(z(α) + z(β))² / (6 (effect - 1/2)²)``. A plan, not a promise:
+    `power` says what a pilot's own times give.
+    """
+    if not 0.5 < effect <= 1:
+        raise ValueError("an effect to be seen lies above one half")
+    z = float(scipy_stats.norm.isf(alpha) + scipy_stats.norm.isf(1 - power))
+    return math.ceil(z**2 / (6 * (effect - 0.5) ** 2))
+
+
+def effect_caught(count: int, alpha: float = ALPHA, power: float = 0.9) -> float:
+    """The smallest effect that ``count`` times of each kind show: `samples_needed` reversed.
+
+    1.0 where even a complete separation may be missed.
+    """
+    z = scipy_stats.norm.isf(alpha) + scipy_stats.norm.isf(1 - power)
+    return min(1.0, 0.5 + float(z) / math.sqrt(6 * count)) if count > 0 else 1.0
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Adjusted p-values, in the order given: reject where at most α.
+
+    The chance of any false alarm among them all is then at most α, whatever their dependence.
+    """
+    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
+    adjusted = [1.0] * len(p_values)
+    largest = 0.0
+    for rank, index in enumerate(order):
+        largest = max(largest, (len(p_values) - rank) * p_values[index])
+        adjusted[index] = min(1.0, largest)
+    return adjusted
