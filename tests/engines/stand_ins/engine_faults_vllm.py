@@ -88,10 +88,10 @@ def _prepare_inputs(original: Any, runner: Any, *args: Any, **kwargs: Any) -> An
 def _allocate_slots(original: Any, manager: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
     out = original(manager, request, *args, **kwargs)
     if out is not None:
-        blocks = [block.block_id for group in out.blocks for block in group]
+        # Not those of the answer: blocks that a transfer will fill are none of them.
+        blocks = list(manager.get_block_ids(request.request_id)[0])
         free = manager.block_pool.get_num_free_blocks()
-        if blocks:
-            trace("handed", tokens=request.num_prompt_tokens, blocks=blocks, free=free)
+        trace("handed", tokens=request.num_prompt_tokens, blocks=blocks, free=free)
     return out
 
 
