@@ -6,6 +6,7 @@ is what "no leak" means. *Nearness* has no such theory, so its chance rate is co
 answers: `p_value`.
 """
 
+import functools
 import math
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -37,7 +38,8 @@ class Match(msgspec.Struct, frozen=True, kw_only=True):
     whole: bool
 
 
-def normalise(text: str) -> tuple[str, list[int]]:
+@functools.lru_cache(maxsize=64)
+def normalise(text: str) -> tuple[str, tuple[int, ...]]:
     """``text`` in lower case and with ASCII letters and digits only, and where each came from.
 
     Models change case, hyphens and spaces of what they repeat; full-width forms become ASCII.
@@ -50,7 +52,7 @@ def normalise(text: str) -> tuple[str, list[int]]:
             if one.isascii() and one.isalnum():
                 found.append(one)
                 places.append(index)
-    return "".join(found), places
+    return "".join(found), tuple(places)
 
 
 def run(canary: Canary, text: str) -> Match | None:
@@ -61,26 +63,42 @@ def run(canary: Canary, text: str) -> Match | None:
     """
     normal, places = normalise(text)
     size = len(canary.normal)
-    for length in range(min(size, len(normal)), 0, -1):
-        bits = min(
-            math.fsum(canary.symbol_bits[start : start + length])
-            for start in range(size - length + 1)
-        )
-        if bits < RUN_BITS_MIN:
-            return None
-        for start in range(size - length + 1):
-            at = normal.find(canary.normal[start : start + length])
-            if at >= 0:
-                tries = (len(normal) - length + 1) * (size - length + 1)
-                return Match(
-                    canary=canary,
-                    start=places[at],
-                    end=places[at + length - 1] + 1,
-                    bits=bits,
-                    chance=min(1.0, tries * 2.0**-bits),
-                    whole=length == size,
-                )
+    least = _least_bits(canary.symbol_bits)
+    lengths = [n for n in range(1, min(size, len(normal)) + 1) if least[n] >= RUN_BITS_MIN]
+    if not lengths or _find(canary.normal, lengths[0], normal) < 0:
+        return None
+    for length in reversed(lengths):
+        at = _find(canary.normal, length, normal)
+        if at >= 0:
+            tries = (len(normal) - length + 1) * (size - length + 1)
+            return Match(
+                canary=canary,
+                start=places[at],
+                end=places[at + length - 1] + 1,
+                bits=least[length],
+                chance=min(1.0, tries * 2.0 ** -least[length]),
+                whole=length == size,
+            )
     return None
+
+
+def _find(secret: str, length: int, text: str) -> int:
+    """Where some run of ``length`` of the secret stands in the text; -1: nowhere."""
+    for start in range(len(secret) - length + 1):
+        at = text.find(secret[start : start + length])
+        if at >= 0:
+            return at
+    return -1
+
+
+@functools.lru_cache(maxsize=64)
+def _least_bits(symbol_bits: tuple[float, ...]) -> tuple[float, ...]:
+    """By length, the entropy of the least surprising run of that length."""
+    size = len(symbol_bits)
+    return tuple(
+        min(math.fsum(symbol_bits[start : start + length]) for start in range(size - length + 1))
+        for length in range(size + 1)
+    )
 
 
 def similarity(canaries: Iterable[Canary], text: str) -> float:
