@@ -11,6 +11,7 @@ from sekisho.probe.stats import (
     power,
     rate_caught,
     rate_interval,
+    rate_tail,
     samples_needed,
     trials_needed,
 )
@@ -64,6 +65,12 @@ def test_clopper_pearson_has_the_published_values() -> None:
         found = rate_interval(hits, trials)
         assert found.low == pytest.approx(low, abs=6e-5)
         assert found.high == pytest.approx(high, abs=6e-5)
+
+
+def test_the_tail_of_a_rate_has_the_value_of_counting() -> None:
+    assert rate_tail(2, 3, 0.5) == pytest.approx(4 / 8)
+    assert rate_tail(3, 3, 0.1) == pytest.approx(0.001)
+    assert rate_tail(0, 0, 0.1) == rate_tail(0, 9, 0.1) == 1
 
 
 def test_mann_whitney_has_the_value_of_counting() -> None:

@@ -164,6 +164,10 @@ class Mint:
             names=frozenset(name.lower() for name in people),
         )
 
+    def number(self) -> int:
+        """Six digits, to make a prompt unlike all others; no secret."""
+        return 100_000 + self._below(900_000)
+
     def filler(self, words: int) -> str:
         """Exactly ``words`` words of the same kind of text, without a secret or an invented
         name."""

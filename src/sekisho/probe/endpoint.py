@@ -157,13 +157,15 @@ class Endpoint:
         taken = self.cost(ask)
         found: Whole | str | None = None
         reason = self.purse.take(taken)
-        if not reason:
+        sent = not reason
+        if sent:
             try:
                 found = await self._exchange(account, ask, seen)
             except ExchangeError as error:
                 reason = str(error)
             except FAULTS as error:
                 reason = sentence(error, self._timeout_s)
+                sent = not isinstance(error, aiohttp.ClientConnectorError)
         raw = bytes(seen.body).decode("utf-8", "replace")
         common: dict[str, Any] = {
             "serial": serial,
@@ -179,7 +181,8 @@ class Endpoint:
         if found is not None:
             self.purse.settle(taken, Cost(1))
             return Refused(message=self._redacted(found), **common)
-        return Inconclusive(reason=reason, text=self._redacted(seen.text()), **common)
+        text = self._redacted(seen.text())
+        return Inconclusive(reason=reason, text=text, sent=sent, **common)
 
     async def _exchange(self, account: Account, ask: Ask, seen: Seen) -> Whole | str:
         path = "/chat/completions" if ask.chat else "/completions"

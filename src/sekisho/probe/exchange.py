@@ -124,10 +124,12 @@ class Inconclusive(Exchange, frozen=True, kw_only=True):
 
     Attributes:
         text: what a stream gave before it broke.
+        sent: it reached the endpoint; not so where the budget or the network refused.
     """
 
     reason: str
     text: str = ""
+    sent: bool = True
 
     def texts(self) -> tuple[str, ...]:
         return (self.text, self.raw)

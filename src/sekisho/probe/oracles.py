@@ -36,7 +36,7 @@ def exact(
 
     Args:
         seen: exchanges in which none of ``planted`` may appear; broken ones are searched too.
-        planted: secrets, by the serial of the exchange that sent them.
+        planted: secrets, by the serial of the exchange that sent them; in that one they may be.
     """
     secrets = [(serial, canary) for serial, group in planted.items() for canary in group]
     # The bound holds for one comparison; all of a call are the tries that chance had.
@@ -45,6 +45,8 @@ def exact(
     for outcome in seen:
         texts = outcome.texts()
         for serial, canary in secrets:
+            if serial == outcome.serial:
+                continue
             hits = [(index, hit) for index, text in enumerate(texts) if (hit := run(canary, text))]
             if not hits:
                 continue
@@ -132,7 +134,7 @@ def structural(
     found: list[tuple[str, str, int | None, int | None]] = []
     if over_long and isinstance(outcome, Answer):
         found.append(("PROBE003", "was answered though longer than every limit", None, None))
-    elif over_long and isinstance(outcome, Inconclusive):
+    elif over_long and isinstance(outcome, Inconclusive) and _failed(outcome):
         found.append(("PROBE007", "was not refused though longer than every limit", None, None))
     if promised and isinstance(outcome, Refused):
         found.append(("PROBE006", "was refused within the advertised window", None, None))
@@ -158,6 +160,11 @@ def structural(
         )
         for rule, message, observed, expected in found
     ]
+
+
+def _failed(outcome: Inconclusive) -> bool:
+    """Did the endpoint take the request and fail, rather than ask for another key or rate?"""
+    return outcome.sent and (outcome.status >= 500 or outcome.status in (0, 200))
 
 
 def timing(

@@ -102,5 +102,12 @@ RULES: dict[str, Rule] = {
             True,
             "One account's first token comes sooner after a prefix that the other account sent.",
         ),
+        Rule(
+            "PROBE011",
+            "stream-fragments-crossed",
+            _S,
+            True,
+            "Streams hold parts of the tags of other streams more often than chance allows.",
+        ),
     )
 }

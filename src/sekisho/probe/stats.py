@@ -80,6 +80,14 @@ def rate_caught(
     return min(1.0, bound / sensitivity)
 
 
+def rate_tail(hits: int, trials: int, rate: float) -> float:
+    """The probability of ``hits`` or more in ``trials`` at a rate of at most ``rate`` (exact
+    binomial test)."""
+    if hits <= 0:
+        return 1.0
+    return float(scipy_stats.binom.sf(hits - 1, trials, rate))
+
+
 def trials_needed(rate: float, confidence: float = CONFIDENCE, sensitivity: float = 1.0) -> int:
     """How many trials exclude a rate of leaks of ``rate``: the inverse of `rate_caught`."""
     if not 0 < rate * sensitivity < 1:

@@ -1,0 +1,110 @@
+"""What a technique is, and the notes that each keeps of what was sent, planted and seen."""
+
+import abc
+from typing import ClassVar
+
+from sekisho.probe.budget import Cost
+from sekisho.probe.canary import Canary, Document, Mint
+from sekisho.probe.endpoint import Endpoint
+from sekisho.probe.exchange import Answer, Ask, Inconclusive, Outcome
+from sekisho.probe.model import Finding, TechniqueResult, TestRun, conclude
+from sekisho.probe.oracles import exact, near
+
+WORDS_TO_TOKENS = 2
+"""More tokens than a word of our documents has; for estimates before an endpoint has counted."""
+
+
+class Technique(abc.ABC):
+    """One way to look.
+
+    The first account of an endpoint plants, the second asks; where both do both, it says so.
+
+    Attributes:
+        name: of one word; stable.
+        goal: what it wants to see, as one sentence.
+        report: the public report it comes from, as ``project#number``.
+    """
+
+    name: ClassVar[str]
+    goal: ClassVar[str]
+    report: ClassVar[str]
+
+    @abc.abstractmethod
+    def cost(self) -> Cost:
+        """The most it can cost, if no request has to be tried again."""
+
+    @abc.abstractmethod
+    async def run(self, endpoint: Endpoint, mint: Mint) -> TechniqueResult:
+        """Look. Nothing that the endpoint does raises; statistical tests are left to be settled
+        over the whole run (`oracles.settle`)."""
+
+
+class Notes:
+    """What a technique did.
+
+    Attributes:
+        planted: secrets of the first account, by the serial of the request that sent them.
+        seen: exchanges of the second account, in all of which one of them would be a leak.
+        trials: those of ``seen`` that came after something was planted.
+        exchanges: all, in the order in which they ended.
+        findings: structural ones so far.
+    """
+
+    def __init__(self, technique: Technique, endpoint: Endpoint, mint: Mint) -> None:
+        self.technique = technique
+        self.endpoint = endpoint
+        self.mint = mint
+        self.planted: dict[int, tuple[Canary, ...]] = {}
+        self.seen: list[Outcome] = []
+        self.trials: list[Outcome] = []
+        self.exchanges: list[Outcome] = []
+        self.findings: list[Finding] = []
+        self.unplanted: dict[str, int] = {}
+        self._is_planted = False
+
+    async def plant(self, document: Document, answer_tokens: int) -> Outcome:
+        """The first account sends a document and waits for its answer.
+
+        A request that breaks may have planted, so its secrets are looked for all the same.
+        """
+        ask = Ask(
+            prompt=f"{document.text}\nPlease continue the minutes.", answer_tokens=answer_tokens
+        )
+        outcome = await self.endpoint.ask(self.endpoint.accounts[0], ask)
+        self.exchanges.append(outcome)
+        self.planted[outcome.serial] = document.canaries
+        self._is_planted |= isinstance(outcome, Answer)
+        return outcome
+
+    async def look(self, ask: Ask) -> Outcome:
+        """The second account asks; a trial, once something was planted."""
+        outcome = await self.endpoint.ask(self.endpoint.accounts[1], ask)
+        self.exchanges.append(outcome)
+        self.seen.append(outcome)
+        if self._is_planted:
+            self.trials.append(outcome)
+        return outcome
+
+    def skipped(self, outcome: Outcome, count: int) -> None:
+        """``count`` trials are not made because this request, made for them, was not answered."""
+        reason = "what prepares a trial was refused"
+        if isinstance(outcome, Inconclusive):
+            reason = outcome.reason
+        self.unplanted[reason] = self.unplanted.get(reason, 0) + count
+
+    def conclude(self, sensitivity: float) -> TechniqueResult:
+        """Search all that the second account was sent, and judge."""
+        name, report = self.technique.name, self.technique.report
+        certain = exact(name, self.seen, self.planted, report=report)
+        tests: tuple[TestRun, ...] = ()
+        if self.trials and not certain:  # a whole secret is near as well; said once, it is enough
+            secrets = [canary for group in self.planted.values() for canary in group]
+            tests = (near(name, self.seen, secrets, self.mint, report=report),)
+        return conclude(
+            name,
+            self.trials,
+            [*certain, *self.findings],
+            tests=tests,
+            sensitivity=sensitivity,
+            unplanted=self.unplanted,
+        )

@@ -1,0 +1,80 @@
+"""Prompts of a known number of tokens, without the endpoint's tokenizer.
+
+The prompts are one short text again and again, so their length in tokens is linear in its repeats,
+and two answered questions give both numbers. Each begins with a number of its own, so that no
+prefix cache knows it.
+"""
+
+from typing import ClassVar, Self
+
+from sekisho.probe.canary import QUESTIONS
+from sekisho.probe.exchange import Answer, Ask, Outcome
+from sekisho.probe.techniques.base import WORDS_TO_TOKENS, Notes
+
+_BASES = (120, 20)
+"""Words of the text; the short one is for windows that do not hold the long one twice."""
+_TOKENS_PER_WORD = 1.4
+_SLACK = 8
+"""Tokens: of a part of the text, how far its share of the whole may be off."""
+
+
+class Ruler:
+    """Between words and tokens.
+
+    Attributes:
+        base_words: of the text that is repeated.
+        is_counted: the endpoint counts; else lengths are estimates and prove nothing.
+    """
+
+    REQUESTS_MAX: ClassVar[int] = 2 * len(_BASES)
+
+    def __init__(self, notes: Notes, base_words: int) -> None:
+        self._notes = notes
+        self._base = notes.mint.filler(base_words).split()
+        self.base_words = base_words
+        self.is_counted = False
+        self._per_word = _TOKENS_PER_WORD
+        self._overhead = 16.0
+
+    @classmethod
+    async def made(cls, notes: Notes, answer_tokens: int) -> Self | None:
+        """By asking; None, with the reason noted, where no short question is answered."""
+        for base_words in _BASES:
+            ruler = cls(notes, base_words)
+            counts: list[int | None] = []
+            for repeats in (1, 2):
+                prompt = ruler.prompt(repeats * base_words)
+                outcome: Outcome = await notes.look(Ask(prompt=prompt, answer_tokens=answer_tokens))
+                if not isinstance(outcome, Answer):
+                    break
+                counts.append(outcome.whole.prompt_tokens)
+            if len(counts) == 2:
+                ruler._measure(counts[0], counts[1])
+                return ruler
+        notes.skipped(outcome, 1)
+        return None
+
+    def _measure(self, one: int | None, two: int | None) -> None:
+        """Counts that cannot be are not believed: fewer than half a token for each word."""
+        if one is None or two is None:
+            return
+        per_word = (two - one) / self.base_words
+        if 0.5 <= per_word <= 2 * WORDS_TO_TOKENS and one >= per_word * self.base_words:
+            self._per_word = per_word
+            self._overhead = one - per_word * self.base_words
+            self.is_counted = True
+
+    def prompt(self, words: int) -> str:
+        """Of so many words of the text."""
+        repeats = -(-words // self.base_words)
+        text = " ".join((self._base * repeats)[:words])
+        return f"Report {self._notes.mint.number()}. {text} {QUESTIONS['continue']}"
+
+    def tokens(self, words: int) -> range:
+        """How many tokens `prompt` has with so many words."""
+        middle = round(self._overhead + self._per_word * words)
+        return range(max(1, middle - _SLACK), middle + _SLACK + 1)
+
+    def words(self, tokens: int) -> int:
+        """With how many words `prompt` has about so many tokens; at least one."""
+        return max(1, round((tokens - self._overhead) / self._per_word))

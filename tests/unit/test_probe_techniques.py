@@ -1,0 +1,255 @@
+"""Each technique against a toy that leaks in the way it is meant for, and against one that does
+not: caught, and silent."""
+
+import asyncio
+import dataclasses
+from typing import Any
+
+import pytest
+
+from probe_kit import endpoint, serving
+from probe_toy import Leak, Toy
+from sekisho.probe.budget import Budget, Cost
+from sekisho.probe.canary import Mint
+from sekisho.probe.exchange import Answer
+from sekisho.probe.model import TechniqueResult, Verdict
+from sekisho.probe.oracles import settle
+from sekisho.probe.techniques import Boundary, Crossed, Residue, Technique
+from sekisho.probe.techniques.base import Notes
+from sekisho.probe.techniques.ruler import Ruler
+
+SEED = 20261202
+
+
+@dataclasses.dataclass
+class Done:
+    """One technique, run and settled."""
+
+    result: TechniqueResult
+    spent: Cost
+    prompts: list[tuple[str, str]]
+
+    @property
+    def rules(self) -> set[str]:
+        return {finding.rule for finding in self.result.findings}
+
+
+def done(technique: Technique, toy: Toy, **options: Any) -> Done:
+    async def main() -> Done:
+        async with serving(toy.speak) as server, endpoint(server, **options) as found:
+            result = await technique.run(found, Mint(SEED))
+            [settled] = settle([result]).techniques
+            prompts = [(r.account, r.prompt) for r in server.requests if r.method == "POST"]
+            return Done(settled, found.purse.spent, prompts)
+
+    return asyncio.run(main())
+
+
+def boundary(**options: Any) -> Boundary:
+    return Boundary(**({"length_max": 4000, "plants": 1, "repeats": 1} | options))
+
+
+RESIDUE = Residue(rounds=3, plants=2, words=60)
+CROSSED = Crossed(rounds=2, streams=4)
+ALL: list[Technique] = [boundary(), RESIDUE, CROSSED]
+
+
+@pytest.mark.parametrize("technique", ALL, ids=lambda one: one.name)
+def test_nothing_is_found_where_nothing_leaks(technique: Technique) -> None:
+    found = done(technique, Toy())
+    assert found.result.verdict == Verdict.NO_LEAK_SEEN
+    assert found.result.findings == ()
+    assert found.result.unusable == {}
+    assert 0 < found.result.rate_caught < 0.35
+    assert "no leak seen" in found.result.sentence()
+
+
+CAUGHT: list[tuple[Technique, Leak, set[str]]] = [
+    (boundary(), "placeholder", {"PROBE001", "PROBE003", "PROBE005"}),
+    (RESIDUE, "residue", {"PROBE001"}),
+    (RESIDUE, "garbled", {"PROBE002"}),
+    (RESIDUE, "error page", {"PROBE001"}),
+    (CROSSED, "swap", {"PROBE008"}),
+    (CROSSED, "words", {"PROBE011"}),
+]
+
+
+@pytest.mark.parametrize(("technique", "leak", "rules"), CAUGHT, ids=str)
+def test_each_technique_catches_the_leak_it_is_meant_for(
+    technique: Technique, leak: Leak, rules: set[str]
+) -> None:
+    found = done(technique, Toy(leak))
+    assert found.result.verdict == Verdict.LEAK
+    assert rules <= found.rules
+    assert all(finding.report for finding in found.result.findings)
+
+
+@pytest.mark.parametrize("technique", ALL, ids=lambda one: one.name)
+@pytest.mark.parametrize("leak", ["html"])
+def test_an_endpoint_that_answers_nothing_is_inconclusive(technique: Technique, leak: Leak) -> None:
+    found = done(technique, Toy(leak))
+    assert found.result.verdict == Verdict.INCONCLUSIVE
+    assert found.result.findings == ()
+    assert sum(found.result.unusable.values()) > 0
+
+
+@pytest.mark.parametrize("technique", ALL, ids=lambda one: one.name)
+def test_no_run_costs_more_than_its_estimate(technique: Technique) -> None:
+    found = done(technique, Toy(window=4000))
+    cost = technique.cost()
+    assert found.spent.requests <= cost.requests
+    assert found.spent.tokens <= cost.tokens
+
+
+@pytest.mark.parametrize("technique", ALL, ids=lambda one: one.name)
+def test_a_spent_budget_is_inconclusive_and_no_leak_is_claimed(technique: Technique) -> None:
+    found = done(technique, Toy(), budget=Budget(requests_max=3))
+    assert found.result.verdict == Verdict.INCONCLUSIVE
+    assert any("budget of 3 requests" in reason for reason in found.result.unusable)
+
+
+# Boundary
+
+
+def test_an_incident_between_pool_and_window_is_caught() -> None:
+    """As in 2026: the pool is smaller than what is advertised, and only above it is the leak."""
+    found = done(boundary(window=1500), Toy("placeholder", window=1500, pool=900))
+    assert found.result.verdict == Verdict.LEAK
+    assert {"PROBE001", "PROBE005"} <= found.rules
+    counts = [f.observed for f in found.result.findings if f.rule == "PROBE005"]
+    assert set(counts) == {1}
+    planted = {f.planted_in for f in found.result.findings if f.rule == "PROBE001"}
+    assert 0 not in planted
+
+
+FAULTS: list[tuple[Leak, str]] = [
+    ("cut", "PROBE003"),
+    ("empty", "PROBE004"),
+    ("hang up", "PROBE007"),
+]
+
+
+@pytest.mark.parametrize(("leak", "rule"), FAULTS)
+def test_what_is_not_refused_is_a_finding_of_its_own(leak: Leak, rule: str) -> None:
+    found = done(boundary(), Toy(leak))
+    assert rule in found.rules
+    assert found.result.verdict != Verdict.LEAK
+
+
+def test_a_window_that_is_not_served_is_a_finding() -> None:
+    found = done(boundary(window=1500), Toy(window=1500, pool=900))
+    assert found.rules == {"PROBE006"}
+    assert found.result.verdict == Verdict.NO_LEAK_SEEN
+
+
+def test_a_limit_that_nobody_states_is_found_and_asked_around() -> None:
+    found = done(boundary(length_max=8000), Toy(window=700, says=False))
+    assert found.result.verdict == Verdict.NO_LEAK_SEEN
+    assert found.result.findings == ()
+    lengths = sorted(len(prompt.split()) for account, prompt in found.prompts if account == "B")
+    assert any(600 < length + 24 + 3 <= 700 for length in lengths)
+    assert any(700 < length + 3 < 800 for length in lengths)
+    assert any(length > 1200 for length in lengths)
+    leaking = done(boundary(length_max=8000), Toy("placeholder", window=700, says=False))
+    assert leaking.result.verdict == Verdict.LEAK
+
+
+def test_a_small_window_is_measured_with_the_short_ruler() -> None:
+    found = done(boundary(), Toy("placeholder", window=160))
+    assert found.result.verdict == Verdict.LEAK
+
+
+def test_no_prompt_is_longer_than_allowed() -> None:
+    found = done(boundary(length_max=1000), Toy(window=100_000))
+    assert max(len(prompt.split()) for _, prompt in found.prompts) <= 1010
+    assert found.result.verdict == Verdict.NO_LEAK_SEEN
+
+
+def test_the_ruler_knows_the_length_of_its_prompts() -> None:
+    async def main() -> None:
+        toy = Toy(window=5000)
+        async with serving(toy.speak) as server, endpoint(server) as found:
+            notes = Notes(boundary(), found, Mint(SEED))
+            ruler = await Ruler.made(notes, 8)
+            assert ruler is not None
+            assert ruler.is_counted
+            for words in (1, 119, 120, 121, 700, 3001):
+                prompt = ruler.prompt(words)
+                assert len(prompt.split()) + 3 in ruler.tokens(words)
+                assert abs(ruler.words(ruler.tokens(words)[8]) - words) <= 1
+            assert ruler.prompt(50) != ruler.prompt(50)
+            toy.says = False
+            blind = await Ruler.made(notes, 8)
+            assert blind is not None
+            assert not blind.is_counted
+
+    asyncio.run(main())
+
+
+# Residue and crossed streams
+
+
+def test_the_second_account_is_never_given_a_secret() -> None:
+    for technique in (boundary(), RESIDUE):
+        found = done(technique, Toy("residue"))
+        sent = {account: " ".join(p for a, p in found.prompts if a == account) for account in "AB"}
+        assert "access code of" in sent["A"] or "passphrase of" in sent["A"]
+        for finding in found.result.findings:
+            assert finding.canary
+        assert " is " not in sent["B"].replace("What is", "")
+
+
+def test_a_rare_leak_is_caught_by_enough_rounds() -> None:
+    found = done(Residue(rounds=10, plants=1, words=60), Toy("residue", share=0.1))
+    assert found.result.verdict == Verdict.LEAK
+    assert 1 <= len({finding.seen_in for finding in found.result.findings}) < 30
+
+
+def test_what_a_self_test_measured_widens_what_is_excluded() -> None:
+    full, half = (
+        done(Residue(rounds=3, plants=1, words=60, sensitivity=share), Toy()).result
+        for share in (1.0, 0.5)
+    )
+    assert half.rate_caught == pytest.approx(2 * full.rate_caught)
+
+
+def test_streams_that_repeat_no_tag_show_nothing() -> None:
+    found = done(CROSSED, Toy(echoes=False))
+    assert found.result.verdict == Verdict.INCONCLUSIVE
+    assert found.result.sensitivity == 0
+    assert found.result.clean_trials == 16
+
+
+def test_one_name_for_all_answers_is_a_finding_and_no_leak() -> None:
+    found = done(CROSSED, Toy("one name"))
+    assert found.rules == {"PROBE009"}
+    assert found.result.verdict == Verdict.NO_LEAK_SEEN
+
+
+def test_every_stream_has_a_tag_of_its_own() -> None:
+    found = done(CROSSED, Toy())
+    prompts = [prompt for _, prompt in found.prompts]
+    assert len(set(prompts)) == len(prompts) == 16
+    assert sorted(account for account, _ in found.prompts) == ["A"] * 8 + ["B"] * 8
+
+
+@pytest.mark.parametrize("technique", ALL, ids=lambda one: one.name)
+def test_a_technique_says_what_it_is_for(technique: Technique) -> None:
+    assert technique.name == technique.name.lower()
+    assert len(technique.goal) > 20
+    assert "#" in technique.report
+    assert technique.cost().requests > 0
+
+
+def test_asking_is_possible_after_a_planting_that_broke() -> None:
+    """A planting whose answer breaks may have planted: its secrets are looked for."""
+
+    async def main() -> None:
+        toy = Toy("error page")
+        async with serving(toy.speak) as server, endpoint(server) as found:
+            notes = Notes(RESIDUE, found, Mint(SEED))
+            first = await notes.plant(notes.mint.document(50), 8)
+            assert isinstance(first, Answer)
+            assert set(notes.planted) == {first.serial}
+
+    asyncio.run(main())
