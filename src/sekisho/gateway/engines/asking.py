@@ -28,7 +28,9 @@ def session(key: Key | None) -> aiohttp.ClientSession:
     )
 
 
-def getter(client: Client, url: str, key: Key | None) -> Callable[[str], Coroutine[Any, Any, bytes]]:
+def getter(
+    client: Client, url: str, key: Key | None
+) -> Callable[[str], Coroutine[Any, Any, bytes]]:
     """Bodies below ``url``, each asked for once."""
     asked: dict[str, asyncio.Task[bytes]] = {}
 

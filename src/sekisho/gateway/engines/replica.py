@@ -93,7 +93,8 @@ class Replica:
     @property
     def bootstrap_url(self) -> str:
         """Where decode asks for its workers, for an engine that wants a URL."""
-        return f"http://{urlsplit(self.url).netloc.rpartition(':')[0]}:{self.port}"
+        host = urlsplit(self.url).hostname or ""
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     def watch(self, lost: Lost) -> Callable[[], None]:
         """Call ``lost`` when requests at this server must end; returns what ends the watch."""

@@ -26,7 +26,7 @@ from sekisho.gateway.engines.answer import Answer
 from sekisho.gateway.engines.events import EventsError, events
 from sekisho.gateway.engines.replica import Replica
 from sekisho.gateway.engines.sglang_events import Reader
-from sekisho.gateway.engines.side import BREAKS, FailureError, Step, broken, refusal_of
+from sekisho.gateway.engines.side import FailureError, Step, broken, refusal_of
 
 PREFILL_LATE_S = 30.0
 """How long prefill may stay silent after decode's first token: it answers between two passes."""
@@ -137,7 +137,7 @@ class Exchange:
         try:
             cached = await self._answer(replica)
             self._told.put_nowait(_Clean(replica.role, cached))
-        except BREAKS as error:
+        except Exception as error:  # a request that waits for its end gets one
             self._told.put_nowait(broken(error, replica))
 
     async def _answer(self, replica: Replica) -> int:

@@ -74,8 +74,9 @@ def refused(side: str, status: int, text: str, prompt: int, answer: int) -> Fail
     """The outcome behind an HTTP status, or one inside an event, for a request of ``prompt`` tokens
     and at most ``answer`` more."""
     if status in (400, 413) and (limit := _limit(text, prompt, answer)) is not None:
-        told = f"the prompt has {prompt} tokens and the answer up to {answer}, "
-        return FailureError("context_length_exceeded", f"{told}the servers hold {limit}")
+        more = f" and the answer up to {answer}" if answer > 1 else ""
+        told = f"the prompt has {prompt} tokens{more}, the servers hold {limit}"
+        return FailureError("context_length_exceeded", told)
     if status == 503 and "queue" in text and "full" in text:
         return FailureError("queue_full", "too many requests are waiting; try again later")
     return FailureError(_STATUS.get(status, "internal_error"), f"{side} answers status {status}")
@@ -87,23 +88,26 @@ def broken(error: Exception, replica: Replica) -> FailureError:
         return error
     if isinstance(error, EventsError):
         return FailureError("internal_error", f"{replica.name}: {error}")
+    if not isinstance(error, aiohttp.ClientError | OSError):
+        return FailureError("internal_error", f"{replica.name}: {type(error).__name__}")
     why = f"connection failed ({type(error).__name__})"
     replica.doubt(f"a {why}")
     return FailureError("node_lost", f"{replica.name}: the {why}")
 
 
-BREAKS = (FailureError, EventsError, aiohttp.ClientError, OSError, TimeoutError)
-"""What `broken` is for."""
-
-
 def _limit(text: str, prompt: int, answer: int) -> int | None:
     """The limit in a refusal for length: the largest number beside those of our request that
-    our request does not fit into. None if the text is about something else."""
+    our request does not fit into. None if the text is about something else.
+
+    Engines name our numbers once or twice; the limit may happen to be one of them.
+    """
     numbers = [int(number) for number in _NUMBER.findall(text)]
-    total = prompt + answer
-    if prompt not in numbers and total not in numbers:
+    ours = (prompt + answer, prompt, answer)
+    if not {prompt, prompt + answer} & set(numbers):
         return None
-    for ours in (total, prompt, answer):
-        if ours in numbers:
-            numbers.remove(ours)
-    return max((number for number in numbers if 0 < number <= total), default=None)
+    others = [number for number in numbers if number not in ours]
+    for own in ours:
+        if own in numbers:
+            numbers.remove(own)
+    possible = [[n for n in found if 0 < n <= prompt + answer] for found in (others, numbers)]
+    return max(possible[0] or possible[1], default=None)

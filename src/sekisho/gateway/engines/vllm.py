@@ -70,7 +70,8 @@ class VllmEngine:
         async with examining():
             await get("/health")  # 503 where the engine behind the server has died
             reading = await vllm.read(Ask(replica.url, get, replica.role))
-            guards = [sample.labels for sample in samples(await get("/metrics"), _GUARD)]
+            said = list(samples(await get("/metrics"), _GUARD))
+        guards = [sample.labels for sample in said if sample.value == 1]
         return _examined(replica, reading, guards)
 
     async def generate(
@@ -89,7 +90,8 @@ class VllmEngine:
 
 
 def _examined(replica: Replica, reading: Reading, guards: list[dict[str, str]]) -> Examined:
-    if not guards or len(guards) < len(reading.ranks):
+    guarded = {f"engine {clip(guard.get('engine', '0'), 20)}" for guard in guards}
+    if not guards or not {rank.name for rank in reading.ranks} <= guarded:
         raise UnfitError("Sekisho's guard is not active there (docs/guard-vllm.md)")
     for guard in guards:
         if guard.get("role") != replica.role:

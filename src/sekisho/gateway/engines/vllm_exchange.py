@@ -21,7 +21,7 @@ from sekisho.engine.tokenizer import Tokenizer
 from sekisho.gateway.engines.answer import Answer
 from sekisho.gateway.engines.events import EventsError, events
 from sekisho.gateway.engines.replica import Replica
-from sekisho.gateway.engines.side import BREAKS, FailureError, Step, broken, refusal_of
+from sekisho.gateway.engines.side import FailureError, Step, broken, refusal_of, refused
 from sekisho.gateway.engines.vllm_events import Handed, Reader, handed
 from sekisho.gateway.engines.vllm_request import first, second
 
@@ -87,23 +87,24 @@ class Exchange:
             side = self._decode
             await self._answered(said)
             self._told.put_nowait(None)
-        except BREAKS as error:
+        except Exception as error:  # a request that waits for its end gets one
             self._told.put_nowait(broken(error, side))
 
     async def _computed(self) -> Handed:
         """Prefill's word for the prompt."""
         side = self._prefill
-        body = first(_model(side), self._tokens, self._scope_key, self._transfer)
-        reader = Reader(side.name, self._tokens, self._params, self._tokenizer)
+        body = first(self._tokens, self._scope_key, self._transfer)
+        length = len(self._tokens)
         async with self._session.post(side.url + _PATH, json=body) as response:
             if response.status != 200:
-                raise reader.refused(response.status, await refusal_of(response))
+                text = await refusal_of(response)
+                raise refused(side.name, response.status, text, length, body["max_tokens"])
             answer = b""
             async for chunk in response.content.iter_any():
                 answer += chunk
                 if len(answer) > _ANSWER_MAX:
                     raise FailureError("internal_error", f"{side.name}: an answer without end")
-        return handed(side.name, answer, len(self._tokens), self._transfer)
+        return handed(side.name, answer, length, self._transfer)
 
     async def _answered(self, said: Handed) -> None:
         """Decode's tokens, up to its clean end."""
@@ -116,7 +117,7 @@ class Exchange:
             "remote_bootstrap_addr": self._prefill.bootstrap_url,
             "transfer_id": self._transfer,
         }
-        body = second(_model(side), self._tokens, self._params, self._scope_key, where)
+        body = second(self._tokens, self._params, self._scope_key, where)
         reader = Reader(side.name, self._tokens, self._params, self._tokenizer)
         async with self._session.post(side.url + _PATH, json=body) as response:
             if response.status != 200:
@@ -131,8 +132,3 @@ class Exchange:
 
     def _end(self, code: str, why: str) -> None:
         self._told.put_nowait(FailureError(code, why))
-
-
-def _model(replica: Replica) -> str:
-    """What this server calls the model."""
-    return "" if replica.examined is None else replica.examined.reading.model

@@ -1,6 +1,7 @@
 """What vLLM is asked: our sampling parameters as bodies of ``/v1/completions``.
 
-Every parameter is sent, so that no default of a server or of its model folder joins in.
+Every parameter is sent, so that no default of a server or of its model folder joins in; but no
+name of a model, which stands for the one that the server was started with.
 (``CompletionRequest`` in vLLM 0.32.0, ``vllm/entrypoints/openai/completion/protocol.py``.)
 """
 
@@ -11,13 +12,12 @@ from sekisho.engine.params import SamplingParams
 _SEED_MASK = (1 << 63) - 1
 
 
-def first(model: str, tokens: list[int], scope_key: str, transfer: str) -> dict[str, Any]:
+def first(tokens: list[int], scope_key: str, transfer: str) -> dict[str, Any]:
     """What prefill is asked: one token, whose value nobody will see.
 
     It must end by its length, or vLLM keeps the blocks to itself: no token may be one that ends.
     """
     return {
-        "model": model,
         "prompt": tokens,
         "cache_salt": scope_key,
         "max_tokens": 1,
@@ -34,7 +34,6 @@ def first(model: str, tokens: list[int], scope_key: str, transfer: str) -> dict[
 
 
 def second(
-    model: str,
     tokens: list[int],
     params: SamplingParams,
     scope_key: str,
@@ -43,7 +42,6 @@ def second(
     """What decode is asked. ``scope_key`` separates the prefix cache of this tenant from all
     others. The prompt comes back with the first event, and every token as its id."""
     told: dict[str, Any] = {
-        "model": model,
         "prompt": tokens,
         "cache_salt": scope_key,
         "stream": True,
