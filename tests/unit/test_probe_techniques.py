@@ -3,14 +3,16 @@ not: caught, and silent."""
 
 import asyncio
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from probe_kit import endpoint, serving
+from probe_kit import accounts, endpoint, serving
 from probe_toy import Leak, Toy
 from sekisho.probe.budget import Budget, Cost
 from sekisho.probe.canary import Mint
+from sekisho.probe.endpoint import Endpoint
 from sekisho.probe.exchange import Answer
 from sekisho.probe.model import TechniqueResult, Verdict
 from sekisho.probe.oracles import settle
@@ -176,7 +178,8 @@ def test_the_ruler_knows_the_length_of_its_prompts() -> None:
             for words in (1, 119, 120, 121, 700, 3001):
                 prompt = ruler.prompt(words)
                 assert len(prompt.split()) + 3 in ruler.tokens(words)
-                assert abs(ruler.words(ruler.tokens(words)[8]) - words) <= 1
+                middle = (ruler.tokens(words)[0] + ruler.tokens(words)[-1]) // 2
+                assert middle < 40 or abs(ruler.words(middle) - words) <= 1
             assert ruler.prompt(50) != ruler.prompt(50)
             toy.says = False
             blind = await Ruler.made(notes, 8)
@@ -184,6 +187,35 @@ def test_the_ruler_knows_the_length_of_its_prompts() -> None:
             assert not blind.is_counted
 
     asyncio.run(main())
+
+
+def in_fives(text: str) -> int:
+    """A tokenizer that cuts words, as byte-pair encodings do."""
+    return sum(-(-len(word) // 5) for word in text.split())
+
+
+@pytest.mark.parametrize("count", [len, in_fives, lambda text: len(text.split())])
+def test_the_ruler_is_right_for_every_tokenizer_and_length(count: Callable[[str], int]) -> None:
+    """A count outside of its range would be a finding, and a false one."""
+    for seed in range(60):
+        notes = Notes(boundary(), Endpoint("http://host/v1", "m", accounts()), Mint(seed))
+        for base_words in (20, 120):
+            ruler = Ruler(notes, base_words)
+            ruler.measure(*(count(ruler.prompt(n * base_words)) for n in (1, 2)))
+            assert ruler.is_counted
+            lengths = [*range(1, 3 * base_words, 7), 1000, 4567]
+            for words in lengths:
+                assert count(ruler.prompt(words)) in ruler.tokens(words), f"seed {seed}"
+
+
+@pytest.mark.parametrize("counts", [(None, 9), (9, None), (1, 1), (300, 200), (1, 200), (5, 9000)])
+def test_the_ruler_does_not_believe_counts_that_cannot_be(
+    counts: tuple[int | None, int | None],
+) -> None:
+    notes = Notes(boundary(), Endpoint("http://host/v1", "m", accounts()), Mint(SEED))
+    ruler = Ruler(notes, 120)
+    ruler.measure(*counts)
+    assert not ruler.is_counted
 
 
 # Residue and crossed streams

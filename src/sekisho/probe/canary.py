@@ -142,7 +142,8 @@ class Mint:
         )
 
     def document(self, words: int, canary_count: int = 3) -> Document:
-        """Minutes of a meeting of at least ``words`` words; every third sentence plants a secret.
+        """Minutes of a meeting of at least ``words`` words; every third sentence and so the last
+        one plants a secret.
 
         Secrets come again and again, so that every page of a cache that holds the text holds one.
         """
@@ -151,7 +152,7 @@ class Mint:
         parts = [f"Minutes of meeting {self._layout.randrange(100, 1000)}."]
         count = 4
         number = 0
-        while count < words or number < 3 * canary_count:
+        while count < words or number < 3 * canary_count or number % 3:
             number += 1
             sentence = f"{number}. {self._sentence(people)}"
             if number % 3 == 0:

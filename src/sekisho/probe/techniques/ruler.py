@@ -5,17 +5,19 @@ and two answered questions give both numbers. Each begins with a number of its o
 prefix cache knows it.
 """
 
+import math
 from typing import ClassVar, Self
 
 from sekisho.probe.canary import QUESTIONS
 from sekisho.probe.exchange import Answer, Ask, Outcome
-from sekisho.probe.techniques.base import WORDS_TO_TOKENS, Notes
+from sekisho.probe.techniques.base import Notes
 
 _BASES = (120, 20)
 """Words of the text; the short one is for windows that do not hold the long one twice."""
 _TOKENS_PER_WORD = 1.4
-_SLACK = 8
-"""Tokens: of a part of the text, how far its share of the whole may be off."""
+_TOKENS_PER_WORD_MAX = 12  # where each letter is a token
+_SLACK = 4
+"""Tokens by which the number at a prompt's beginning may change it."""
 
 
 class Ruler:
@@ -49,17 +51,17 @@ class Ruler:
                     break
                 counts.append(outcome.whole.prompt_tokens)
             if len(counts) == 2:
-                ruler._measure(counts[0], counts[1])
+                ruler.measure(counts[0], counts[1])
                 return ruler
         notes.skipped(outcome, 1)
         return None
 
-    def _measure(self, one: int | None, two: int | None) -> None:
-        """Counts that cannot be are not believed: fewer than half a token for each word."""
+    def measure(self, one: int | None, two: int | None) -> None:
+        """From the counts of one and of two repeats; counts that cannot be are not believed."""
         if one is None or two is None:
             return
         per_word = (two - one) / self.base_words
-        if 0.5 <= per_word <= 2 * WORDS_TO_TOKENS and one >= per_word * self.base_words:
+        if 0.5 <= per_word <= _TOKENS_PER_WORD_MAX and one >= per_word * self.base_words:
             self._per_word = per_word
             self._overhead = one - per_word * self.base_words
             self.is_counted = True
@@ -73,7 +75,11 @@ class Ruler:
     def tokens(self, words: int) -> range:
         """How many tokens `prompt` has with so many words."""
         middle = round(self._overhead + self._per_word * words)
-        return range(max(1, middle - _SLACK), middle + _SLACK + 1)
+        # Exact after whole repeats. Within one, words of unlike length make a bridge; taking half
+        # of the mean as the deviation of a word, it leaves three times that times the root of the
+        # words with probability 2 exp(-18).
+        slack = _SLACK + math.ceil(1.5 * self._per_word * math.sqrt(self.base_words))
+        return range(max(1, middle - slack), middle + slack + 1)
 
     def words(self, tokens: int) -> int:
         """With how many words `prompt` has about so many tokens; at least one."""
