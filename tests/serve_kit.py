@@ -146,3 +146,15 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def writing_below(place: Path) -> list[int]:
+    """Processes whose standard output goes to a file that is, or is below, ``place``."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and (entry / "fd" / "1").readlink().is_relative_to(place):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found

@@ -12,9 +12,9 @@ import pytest
 from faulty_vllm import GUARD, KEY
 from rig import installed
 from rig_vllm import VllmPair
-from serve_cases import QUESTION, ServedPair, ask, text_of, until
+from serve_cases import QUESTION, ServedPair, ask, ready, text_of, until
 
-from serve_kit import SEKISHO, Served, launch, serve
+from serve_kit import SEKISHO, Served, launch, serve, writing_below
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
 
@@ -65,47 +65,43 @@ class TestLocal:
     """The pair that `--local` starts."""
 
     @pytest.fixture
-    def path(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """vLLM is found as a user's would be."""
+    def asked(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+        """vLLM is found as a user's would be, and takes what memory it is given."""
         venv = installed("vllm", "venv", ask="vllm")
         monkeypatch.setenv("PATH", f"{venv / 'bin'}{os.pathsep}{os.environ['PATH']}")
-        monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+        return [SEKISHO, "serve", "--engine", "vllm", "--local", *state(tmp_path)]
 
-    def test_it_serves_and_ends_with_the_gateway(self, path: None, tmp_path: Path) -> None:
-        asked = [SEKISHO, "serve", "--engine", "vllm", "--local", "--window", "2048"]
-        with serve([*asked, *state(tmp_path)]) as served:
-            print(f"\n{text_of(ask(served, 'tenant-a', QUESTION))}")
-            assert len(_running(tmp_path)) >= 2
-            served.interrupt()
-            assert served.wait() == 0
-            assert not _running(tmp_path)
+    def test_it_serves_and_comes_back_and_ends_with_the_gateway(
+        self, asked: list[str], tmp_path: Path
+    ) -> None:
+        with serve([*asked, "--window", "2048"]) as served:
+            before = text_of(ask(served, "tenant-a", QUESTION))
+            print(f"\n{before}")
+            first = set(writing_below(tmp_path))
+            log = tmp_path / "state" / "logs" / "vllm-decode.log"
+            leader = next(pid for pid in writing_below(log) if os.getsid(pid) == pid)
+            os.kill(leader, signal.SIGKILL)
+            until(lambda: not ready(served))
+            until(lambda: ready(served))
+            assert text_of(ask(served, "tenant-a", QUESTION)) == before
+            assert first.isdisjoint(writing_below(tmp_path)), "neither half outlives the other"
+            served.process.send_signal(signal.SIGKILL)
+            served.process.wait()
+            until(lambda: not writing_below(tmp_path))
 
-    def test_it_ends_when_the_gateway_is_killed(self, path: None, tmp_path: Path) -> None:
-        asked = [SEKISHO, "serve", "--engine", "vllm", "--local", "--window", "2048"]
-        with launch([*asked, *state(tmp_path)]) as launched:
-            until(lambda: len(_running(tmp_path)) >= 2)
-            launched.process.send_signal(signal.SIGKILL)
-            launched.process.wait()
-            until(lambda: not _running(tmp_path))
+    def test_ctrl_c_while_it_starts_leaves_nothing(self, asked: list[str], tmp_path: Path) -> None:
+        with launch(asked) as launched:
+            until(lambda: len(writing_below(tmp_path)) > 2)
+            launched.interrupt()
+            assert launched.wait() == 0
+            until(lambda: not writing_below(tmp_path))
 
-    def test_what_the_guard_says_is_said(self, path: None, tmp_path: Path) -> None:
-        """A window that the model does not have: vLLM refuses, and so does the gateway."""
-        asked = [SEKISHO, "serve", "--engine", "vllm", "--local", "--window", "900000"]
-        with launch([*asked, *state(tmp_path)]) as launched:
+    def test_what_vllm_says_at_its_end_is_said(self, asked: list[str], tmp_path: Path) -> None:
+        """A window that the model does not have."""
+        with launch([*asked, "--window", "900000"]) as launched:
             assert launched.wait() == 2
             line = launched.log().splitlines()[-1]
         print(f"\n{line}")
-        assert "vLLM" in line
         assert "ended with" in line
-
-
-def _running(folder: Path) -> list[int]:
-    """Processes whose output goes to the logs below ``folder``."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and str(folder) in str((entry / "fd" / "1").readlink()):
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
+        assert "900000" in line
+        until(lambda: not writing_below(tmp_path))

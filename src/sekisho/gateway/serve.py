@@ -74,7 +74,8 @@ async def serve(
         starting = asyncio.create_task(fleet.start())
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
-            starting.cancel()
+            starting.cancel()  # and wait: processes that it has started must not be left behind
+            await asyncio.gather(starting, return_exceptions=True)
             return
         starting.result()
         if refused := fleet.refusal():
