@@ -1,7 +1,9 @@
 """What the probe concludes: each oracle with a planted fault and a clean case, and the verdicts."""
 
+import json
 import math
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 
 from sekisho.probe.canary import Canary, Mint
 from sekisho.probe.exchange import Answer, Ask, Inconclusive, Outcome, Refused, Whole
+from sekisho.probe.match import run
 from sekisho.probe.model import Finding, Result, TestRun, Verdict, conclude
 from sekisho.probe.oracles import exact, near, settle, structural, timing
 from sekisho.probe.rules import RULES, Certainty
@@ -91,6 +94,31 @@ def test_a_clean_answer_holds_nothing() -> None:
     assert exact("residue", [answer(CLEAN), refused(), broken()], PLANTED) == []
     assert exact("residue", [], PLANTED) == []
     assert exact("residue", [answer(CLEAN)], {}) == []
+
+
+def test_the_recorded_leak_of_a_real_engine_is_found_in_one_answer_only() -> None:
+    """SGLang 0.5.19, whose secrets had eight digits: found, and by our measure no proof."""
+    folder = Path(__file__).parents[1] / "fixtures" / "sglang-incident"
+    summary = json.loads((folder / "summary.json").read_text())
+    digits = summary["code"].replace("-", "")
+    code = Canary(
+        serial=1,
+        kind="account number",
+        text=summary["code"],
+        place="mill",
+        normal=digits,
+        symbol_bits=(math.log2(10),) * len(digits),
+    )
+    lines = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
+    decoded = {one["rid"]: one["body"]["text"] for one in lines if one["role"] == "decode"}
+    owners = set(summary["tenant_a"])
+    hits = {rid: hit for rid, text in decoded.items() if (hit := run(code, text))}
+    assert set(hits) - owners == {summary["answer"]}
+    hit = hits[summary["answer"]]
+    assert hit.whole
+    assert decoded[summary["answer"]][hit.start : hit.end] == summary["code"]
+    assert 1e-9 < hit.chance < 1e-4
+    assert exact("boundary", [answer(decoded[summary["answer"]])], {1: [code]}) == []
 
 
 def wrong(text: str, errors: int) -> str:

@@ -3,6 +3,7 @@ not: caught, and silent."""
 
 import asyncio
 import dataclasses
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from probe_toy import Leak, Toy
 from sekisho.probe.budget import Budget, Cost
 from sekisho.probe.canary import Mint
 from sekisho.probe.endpoint import Endpoint
-from sekisho.probe.exchange import Answer
+from sekisho.probe.exchange import Answer, Ask, Whole
 from sekisho.probe.model import TechniqueResult, Verdict
 from sekisho.probe.oracles import settle
 from sekisho.probe.techniques import Boundary, Crossed, Residue, Technique
@@ -256,6 +257,29 @@ def test_one_name_for_all_answers_is_a_finding_and_no_leak() -> None:
     found = done(CROSSED, Toy("one name"))
     assert found.rules == {"PROBE009"}
     assert found.result.verdict == Verdict.NO_LEAK_SEEN
+
+
+def test_fragments_of_own_numbers_raise_no_alarm() -> None:
+    """Streams full of numbers, none of them of another stream: no more alarms than stated."""
+    source = random.Random(SEED)
+    alarms = 0
+    for _ in range(400):
+        mint = Mint(0, source.randrange)
+        tags = {serial: mint.canary("account number") for serial in range(16)}
+        answers = []
+        for serial in tags:
+            text = " ".join(f"{source.randrange(10_000):04d}" for _ in range(40))
+            whole = Whole(
+                text=text, aside="", finish_reason="", prompt_tokens=1, completion_tokens=1
+            )
+            ask = Ask(prompt="", answer_tokens=1)
+            answers.append(
+                Answer(
+                    serial=serial, account="A", ask=ask, seconds=0, status=200, raw="", whole=whole
+                )
+            )
+        alarms += CROSSED.fragments(answers, tags).p <= 0.05
+    assert alarms / 400 < 0.075, f"seed {SEED}"
 
 
 def test_every_stream_has_a_tag_of_its_own() -> None:

@@ -67,10 +67,10 @@ class Crossed(Technique):
         answers = [one for one in trials if isinstance(one, Answer)]
         own = sum(_repeats(answer, tags[answer.serial]) for answer in answers)
         sensitivity = own / len(answers) if answers else 0.0
-        tests = (self._fragments(answers, tags),) if answers else ()
+        tests = (self.fragments(answers, tags),) if answers else ()
         return conclude(self.name, trials, findings, tests=tests, sensitivity=sensitivity)
 
-    def _fragments(self, answers: list[Answer], tags: dict[int, Canary]) -> TestRun:
+    def fragments(self, answers: list[Answer], tags: dict[int, Canary]) -> TestRun:
         """Streams that are crossed word by word hold no whole tag, but groups of its digits.
 
         Counted are the numbers of four digits of each stream that are not its own, each once. One
