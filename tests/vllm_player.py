@@ -46,7 +46,8 @@ class Handler(BaseHTTPRequestHandler):
         """The log is for what this process says of itself."""
 
     def _answer(self, body: bytes) -> None:
-        self.send_response(200)
+        asked = self.headers.get("Authorization") == f"Bearer {os.environ['VLLM_API_KEY']}"
+        self.send_response(200 if asked or not self.path.startswith("/v1") else 401)
         self.end_headers()
         self.wfile.write(body)
 

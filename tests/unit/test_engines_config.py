@@ -18,6 +18,7 @@ from sglang_kit import Server, recorded, saying, server
 
 P, D = "http://10.0.0.1:30000", "http://10.0.0.2:30000"
 HOME = {"HOME": "/home-of-nobody"}
+NONE = {"vllm_prefill": "", "vllm_decode": ""}
 BOTH: dict[str, object] = {"engine": "sglang", "sglang_prefill": P, "sglang_decode": D}
 
 
@@ -83,6 +84,54 @@ def test_servers_that_cannot_be_used_are_refused_in_one_line(
         load_settings({**BOTH, **changed}, HOME, None)
     assert str(refused.value).isprintable()
     assert part in str(refused.value)
+
+
+VLLM: dict[str, object] = {
+    "engine": "vllm",
+    "vllm_prefill": f"{P}@8998",
+    "vllm_decode": D,
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "part"),
+    [
+        ({"vllm_prefill": P}, "http://host:port@BOOTSTRAP_PORT"),
+        ({"vllm_prefill": [f"{P}@8998", f"{P}1"]}, "http://host:port@BOOTSTRAP_PORT"),
+        ({"vllm_decode": f"{D}@8998"}, "http://host:port"),
+        ({"vllm_decode": ""}, 'engine = "vllm" needs vllm_prefill and vllm_decode'),
+        ({"sglang_decode": D}, 'need engine = "sglang"'),
+        ({"engine": "sglang", "sglang_prefill": P, "sglang_decode": D}, 'need engine = "vllm"'),
+        ({"local": True}, "local starts a pair of its own"),
+        ({"local": True, "vllm_prefill": ""}, "local starts a pair of its own"),
+        ({"local": True, "engine": "sekisho", **NONE}, 'need engine = "vllm"'),
+        ({"local": "perhaps"}, "true or false"),
+        ({"local": 1.5}, "true or false"),
+        ({**NONE, "local": True, "vllm_key_file": "k"}, "local starts a pair of its own"),
+        ({"page_size": "32"}, "page_size has no use"),
+    ],
+)
+def test_vllm_servers_that_cannot_be_used_are_refused_in_one_line(
+    changed: dict[str, object], part: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_settings({**VLLM, **changed}, HOME, None)
+    assert str(refused.value).isprintable()
+    assert part in str(refused.value)
+
+
+def test_a_local_pair_is_named_by_flag_variable_or_file(tmp_path: Path) -> None:
+    file = tmp_path / "given.toml"
+    file.write_text('engine = "vllm"\nlocal = true\n')
+    environ = {"SEKISHO_ENGINE": "vllm", "SEKISHO_LOCAL": "true"}
+    for settings in (
+        load_settings({"engine": "vllm", "local": True}, HOME, None),
+        load_settings({}, HOME | environ, None),
+        load_settings({}, HOME, file),
+    ):
+        assert settings.local
+        assert settings.resolved()["local"].value is True
+    assert not load_settings(VLLM, HOME, None).local
 
 
 @contextlib.contextmanager

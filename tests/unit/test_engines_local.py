@@ -39,6 +39,7 @@ def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script.chmod(0o700)
     monkeypatch.setenv("PATH", f"{script.parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("SEKISHO_DATABASE", "sqlite:///nobody-else-needs-this")
+    monkeypatch.setenv("VLLM_API_KEY", "of-somebody")
     monkeypatch.setattr(fleet_module, "POLL_S", 0.1)
     monkeypatch.setattr(local_module, "BACKOFF_S", (0.1, 0.2))
 
@@ -59,7 +60,7 @@ def run(folder: Path, test: Callable[[EngineFleet], Awaitable[None]]) -> None:
     async def main() -> None:
         model = ensure_demo_model()
         pair = LocalPair(model, logs(folder), 2048)
-        engine = VllmEngine(load_tokenizer(model), servers=pair)
+        engine = VllmEngine(load_tokenizer(model), pair.key, pair)
         fleet = EngineFleet(engine, pair.replicas(), ScopeKeys(bytes(range(32))), 2048)
         async with asyncio.timeout(PATIENCE_S):
             try:
@@ -110,6 +111,7 @@ def test_both_roles_start_guarded_on_loopback_with_one_key(tmp_path: Path) -> No
     assert key == decode["env"]["SEKISHO_GUARD_KEY"]
     assert len(key) == 64
     assert key not in str(prefill["flags"])
+    assert prefill["env"]["VLLM_API_KEY"] not in (key, "of-somebody")
     same = "VLLM_MOONCAKE_BOOTSTRAP_PORT"
     assert prefill["env"][same] == decode["env"][same]
 

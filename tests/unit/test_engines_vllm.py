@@ -341,7 +341,7 @@ def test_what_breaks_on_either_side_ends_the_request(
         assert [event.code for event in events] == [code]
         assert "secret" not in events[0].message
 
-    plays = (play, silent()) if broken == "prefill" else (computing(), play)
+    plays: tuple[Play, Play] = (play, silent()) if broken == "prefill" else (computing(), play)
     run(tokenizer, *plays, test)
 
 

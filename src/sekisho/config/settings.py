@@ -206,8 +206,9 @@ class Settings(BaseModel):
                 "a server each",
             ),
             (
-                self.local and any(named["vllm"]),
-                "local starts a pair of its own: it excludes vllm_prefill and vllm_decode",
+                self.local and any((*named["vllm"], self.vllm_key_file)),
+                "local starts a pair of its own: it excludes vllm_prefill, vllm_decode and "
+                "vllm_key_file",
             ),
             *(
                 (

@@ -31,7 +31,7 @@ def engine_fleet(
         return EngineFleet(SglangEngine(tokenizer, key), servers, scopes, window)
     if settings.local:
         pair = LocalPair(folder, settings.state_dir / "logs", window)
-        return EngineFleet(VllmEngine(tokenizer, servers=pair), pair.replicas(), scopes, window)
+        return EngineFleet(VllmEngine(tokenizer, pair.key, pair), pair.replicas(), scopes, window)
     servers = _replicas(settings.vllm_prefill, settings.vllm_decode)
     key = _key("vllm_key_file", settings.vllm_key_file)
     return EngineFleet(VllmEngine(tokenizer, key), servers, scopes, window)

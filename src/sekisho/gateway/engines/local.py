@@ -15,6 +15,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from sekisho.gate.fetch import Key
 from sekisho.gateway.engines.local_server import HOST, LocalServer
 from sekisho.gateway.engines.replica import EngineError, Replica
 
@@ -34,6 +35,9 @@ class LocalPair:
     Environment variables of vLLM and Mooncake reach it; what would make them listen elsewhere than
     on loopback does not.
 
+    Attributes:
+        key: what its servers ask for; who has an account here but not the key cannot use them.
+
     Raises:
         EngineError: there is no ``vllm``.
     """
@@ -46,6 +50,8 @@ class LocalPair:
         if window is not None:
             command += ["--max-model-len", str(window)]
         prefill, decode, bootstrap = _free_ports(3)
+        self._api_key = secrets.token_hex(32)
+        self.key = Key(self._api_key)
         self._logs = logs
         self._servers = (
             LocalServer("prefill", prefill, bootstrap, command, logs / "vllm-prefill.log"),
@@ -77,13 +83,13 @@ class LocalPair:
         await self._end()
 
     async def _begin(self) -> None:
-        key = secrets.token_hex(32)
+        keys = {"SEKISHO_GUARD_KEY": secrets.token_hex(32), "VLLM_API_KEY": self._api_key}
         cores = sorted(os.sched_getaffinity(0))
         halves = cores[: (len(cores) + 1) // 2], cores[len(cores) // 2 :]
         pool_gib = _pool_gib()
         try:
             for server, half in zip(self._servers, halves, strict=True):
-                await server.start(key, half, pool_gib)
+                await server.start(keys, half, pool_gib)
             await self._ready()
         except BaseException:
             await self._end()

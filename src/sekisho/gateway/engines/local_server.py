@@ -57,11 +57,10 @@ class LocalServer:
         port = self._bootstrap if self.role == "prefill" else 0
         return Replica(self.role, self.url, f"{self.role}-1", port)
 
-    async def start(self, key: str, cores: Sequence[int], pool_gib: int) -> None:
-        """Begin to start. ``key`` is the guard's; ``cores`` are those that it may compute on."""
+    async def start(self, keys: Mapping[str, str], cores: Sequence[int], pool_gib: int) -> None:
+        """Begin to start. ``keys``: secrets, by variable; ``cores``: where it may compute."""
         own = {
             "SEKISHO_GUARD": "on",
-            "SEKISHO_GUARD_KEY": key,
             "VLLM_HOST_IP": HOST,
             "VLLM_MOONCAKE_BOOTSTRAP_PORT": str(self._bootstrap),
             "MC_TCP_BIND_ADDRESS": HOST,
@@ -77,7 +76,7 @@ class LocalServer:
             self._said_before = log.tell()
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
-                env=unless_given | _without_ours(os.environ) | own,
+                env=unless_given | _without_ours(os.environ) | own | {**keys},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=asyncio.subprocess.STDOUT,
