@@ -1,5 +1,5 @@
 """Other engines behind our gateway: a `Backend` over running prefill and decode servers.
 
-What every engine shares is in `fleet`, `replica`, `answer`, `events`, `scope` and `judging`; what
-is SGLang's alone is in the modules that begin with ``sglang``.
+What is one engine's alone is in the modules that begin with its name, and in `local` and
+`local_server` a vLLM pair that the gateway starts; every engine shares the rest.
 """

@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,7 +24,12 @@ _PR_SET_PDEATHSIG = 1
 _LIBC, _SIGTERM = ctypes.CDLL(None), int(signal.SIGTERM)
 _KINDS: dict[Role, str] = {"prefill": "kv_producer", "decode": "kv_consumer"}
 _GUARD_LINE = "sekisho guard: "
-_WORDS_MAX = 256 * 1024  # bytes at the end of a log in which an error is looked for
+_RAISED = re.compile(
+    r"(?:\([^)]*\) )?(?:ERROR \S+ \S+ \[\S+\] )?((?:\w+\.)*\w*(?:Error|Exception): .*)"
+)
+"""The last line of a traceback, printed or logged."""
+_WORDS_MAX = 4 * 1024 * 1024  # bytes of a log in which it is looked for
+_KEPT = 300  # characters
 
 
 class LocalServer:
@@ -51,6 +57,7 @@ class LocalServer:
         ]
         self._process: asyncio.subprocess.Process | None = None
         self._said_before = 0
+        self._was_ready = False
 
     def replica(self) -> Replica:
         """It, for the fleet."""
@@ -73,7 +80,7 @@ class LocalServer:
             "VLLM_CPU_KVCACHE_SPACE": str(pool_gib),
         }
         with self.log.open("ab") as log:
-            self._said_before = log.tell()
+            self._said_before, self._was_ready = log.tell(), False
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
                 env=unless_given | _without_ours(os.environ) | own | {**keys},
@@ -92,6 +99,7 @@ class LocalServer:
                 with contextlib.suppress(aiohttp.ClientError, OSError):
                     async with session.get(f"{self.url}/health") as answer:
                         if answer.status == 200:
+                            self._was_ready = True
                             return
                 await asyncio.sleep(0.5)
 
@@ -122,15 +130,18 @@ class LocalServer:
         self._process = None  # another process may have its number from now on
 
     def _last_words(self) -> str:
-        """What the guard said there, or vLLM's own last error."""
+        """What the guard said before it was ready, or vLLM's first error: others follow from it."""
+        if self._was_ready:
+            return ""
         with self.log.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(self._said_before, size - _WORDS_MAX))
-            lines = file.read().decode(errors="replace").splitlines()
-        for mark in (_GUARD_LINE, "Error: "):
-            for line in reversed(lines):
-                if mark in line:
-                    return clip(line[line.index(_GUARD_LINE) :] if mark == _GUARD_LINE else line)
+            file.seek(self._said_before)
+            lines = file.read(_WORDS_MAX).decode(errors="replace").splitlines()
+        for line in lines:
+            if _GUARD_LINE in line:
+                return clip(line[line.index(_GUARD_LINE) :])
+        for number, line in enumerate(lines):
+            if match := _RAISED.match(line):
+                return clip(" ".join([match[1], *lines[number + 1 : number + 3]]), _KEPT)
         return ""
 
 

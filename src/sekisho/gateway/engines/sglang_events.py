@@ -6,7 +6,7 @@ import msgspec
 
 from sekisho.engine.params import SamplingParams, TokenInfo, TokenLogprob
 from sekisho.engine.tokenizer import Tokenizer
-from sekisho.gateway.engines.side import FailureError, Step, refused
+from sekisho.gateway.engines.side import FailureError, Step, TokenId, refused
 
 T = TypeVar("T")
 _TRANSFER = "KVTransferError"
@@ -19,7 +19,7 @@ class _Reason(msgspec.Struct):
     status_code: int | None = None
 
 
-_Entry = tuple[float | None, int, str | None]
+_Entry = tuple[float | None, TokenId, str | None]
 
 
 class _Meta(msgspec.Struct):
@@ -37,7 +37,7 @@ class _Error(msgspec.Struct):
 
 
 class _Event(msgspec.Struct):
-    output_ids: list[int] | None = None
+    output_ids: list[TokenId] | None = None
     meta_info: _Meta | None = None
     error: _Error | None = None
 
@@ -107,8 +107,6 @@ class Reader:
         else:
             found = f"{len(ids)} tokens in an event of {count}, after {self._count}"
             raise self._nonsense(found)
-        if any(token < 0 for token in new):
-            raise self._nonsense("a negative token id")
         return new
 
     def _infos(self, tokens: list[int], meta: _Meta) -> list[TokenInfo]:
@@ -134,8 +132,6 @@ class Reader:
 
     def _logprob(self, entry: _Entry) -> TokenLogprob:
         logprob, token, _ = entry
-        if token < 0:
-            raise self._nonsense("a negative token id")
         value = float("-inf") if logprob is None else logprob
         return TokenLogprob(token, self._tokenizer.piece(token), value)
 

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from typing import Annotated
 
 import aiohttp
 import msgspec
@@ -13,6 +14,10 @@ from sekisho.gateway.engines.replica import Replica
 _NUMBER = re.compile(r"(?<![\w.])\d{1,15}(?![\w.]*\w)")
 _STATUS = {429: "queue_full", 502: "transfer_failed", 503: "node_lost", 504: "transfer_failed"}
 _REFUSAL_MAX = 64 * 1024  # bytes of an HTTP error that are read
+
+
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+"""What a tokenizer can be asked about."""
 
 
 class FailureError(Exception):

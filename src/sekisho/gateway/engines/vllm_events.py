@@ -9,7 +9,7 @@ import msgspec
 
 from sekisho.engine.params import SamplingParams, TokenInfo, TokenLogprob
 from sekisho.engine.tokenizer import Tokenizer
-from sekisho.gateway.engines.side import FailureError, Step, refused
+from sekisho.gateway.engines.side import FailureError, Step, TokenId, refused
 
 T = TypeVar("T")
 _LOGPROB_MIN = -9999.0  # what vLLM writes for minus infinity
@@ -39,7 +39,7 @@ class _Logprobs(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
-    token_ids: list[int] | None = None
+    token_ids: list[TokenId] | None = None
     prompt_token_ids: list[int] | None = None
     logprobs: _Logprobs | None = None
     finish_reason: str | None = None
@@ -141,7 +141,7 @@ class Reader:
         if reason not in (None, "stop", "length"):
             raise self._nonsense("an unknown finish_reason")
         tokens = choice.token_ids
-        if tokens is None or any(token < 0 for token in tokens):
+        if tokens is None:
             raise self._nonsense("an event without token ids")
         self._count += len(tokens)
         self._finish = reason or ""

@@ -40,6 +40,17 @@ def _hold() -> None:
     start.check_version()
     load_key()
     hold_once(seams())
+    _count_a_cpu()
+
+
+def _count_a_cpu() -> None:
+    """vLLM's Mooncake connector asks torch which accelerator this process has, and on a CPU torch
+    only raises; vLLM's own workers count the CPU as device 0."""
+    import torch
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        torch.accelerator.__dict__["current_device_index"] = lambda: 0
 
 
 def seams() -> tuple[Any, ...]:
