@@ -122,9 +122,12 @@ def server(role: Role, play: Play, **changed: Any) -> Server:
     return Server(role, play, **(said | changed))
 
 
-def without_guard(metrics: bytes) -> bytes:
-    """``/metrics`` of the same server, stock."""
-    return re.sub(rb"(?m)^(# (HELP|TYPE) )?sekisho_guard_.*\n", b"", metrics)
+def without_guard(metrics: bytes, rank: int = 0) -> bytes:
+    """``/metrics`` of the same server, stock; or with a stock ``rank`` beside the guarded one."""
+    if not rank:
+        return re.sub(rb"(?m)^(# (HELP|TYPE) )?sekisho_guard_.*\n", b"", metrics)
+    [pool] = re.findall(rb"(?m)^vllm:cache_config_info.*\n", metrics)
+    return metrics.replace(pool, pool + pool.replace(b'engine="0"', b'engine="%d"' % rank))
 
 
 @dataclass

@@ -13,7 +13,8 @@ from sekisho.engine.demo import ensure_demo_model
 from sekisho.engine.output import Delta
 from sekisho.engine.params import SamplingParams
 from sekisho.engine.tokenizer import Tokenizer, load_tokenizer
-from sekisho.gateway.engines.replica import EngineError
+from sekisho.gateway.engines import fleet as fleet_module
+from sekisho.gateway.engines.replica import EngineError, Replica
 from sglang_kit import cut, end_of, events_of, saying, silent, stream_of, text_of
 from vllm_kit import (
     BOOTSTRAP,
@@ -256,6 +257,10 @@ def _no_ids(events: list[dict[str, Any]]) -> None:
     del events[3]["choices"][0]["token_ids"]
 
 
+def _an_absurd_id(events: list[dict[str, Any]]) -> None:
+    events[3]["choices"][0]["token_ids"] = [1 << 40]
+
+
 def _another_shape(events: list[dict[str, Any]]) -> None:
     events[3]["choices"] = "secret"
 
@@ -277,6 +282,7 @@ def _an_error(events: list[dict[str, Any]]) -> None:
         (_another_prompt, "ownership_violation"),
         (_no_prompt, "ownership_violation"),
         (_no_ids, "internal_error"),
+        (_an_absurd_id, "internal_error"),
         (_another_shape, "internal_error"),
         (_an_error, "internal_error"),
     ],
@@ -401,6 +407,8 @@ DECODE = server("decode", silent()).metrics
     [
         ("decode", {"metrics": without_guard(DECODE)}, BOOTSTRAP, "guard is not active"),
         ("decode", {"metrics": DECODE.replace(b'role="decode"', b'role="prefill"')}, 1, "is of"),
+        ("decode", {"metrics": without_guard(DECODE, rank=1)}, 1, "guard is not active"),
+        ("decode", {"metrics": DECODE.replace(b"} 1.0\n", b"} 0.0\n")}, 1, "guard is not active"),
         ("decode", {"metrics": b""}, BOOTSTRAP, "no vllm:cache_config_info"),
         ("decode", {"models": b'{"object":"list","data":[{"id":"x"}]}'}, 1, "max_model_len"),
         ("decode", {"models": b"<html>"}, BOOTSTRAP, "/v1/models"),
@@ -423,6 +431,41 @@ def test_a_server_that_may_not_be_used_stops_the_start(
         assert refused.value.args[0].startswith(f"{role} http://127.0.0.1:")
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_server_that_lost_its_guard_leaves_and_comes_back(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, busy: bool
+) -> None:
+    monkeypatch.setattr(fleet_module, "POLL_S", 0.02)
+
+    async def test(both: Pair) -> None:
+        if busy:
+            asking = asyncio.create_task(both.ask())
+            await settled(lambda: bool(both.decode.asked))
+        before, both.decode.metrics = both.decode.metrics, without_guard(both.decode.metrics)
+        await settled(lambda: not both.fleet.ready())
+        assert both.fleet.capacity().missing == ["decode"]
+        if busy:
+            assert end_of(await asking).code == "node_lost"
+        assert end_of(await both.ask()).code == "not_ready"
+        both.decode.metrics = before
+        await settled(both.fleet.ready)
+
+    run(tokenizer, computing(), silent(GREEDY[:3000]) if busy else saying(GREEDY), test)
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("http://p1:8000", "http://p1:8998"),
+        ("http://p1", "http://p1:8998"),
+        ("http://[fd00::1]:8000", "http://[fd00::1]:8998"),
+        ("https://p1.example:443", "http://p1.example:8998"),
+    ],
+)
+def test_decode_is_told_where_prefills_bootstrap_server_is(url: str, address: str) -> None:
+    assert Replica("prefill", url, "prefill-1", BOOTSTRAP).bootstrap_url == address
 
 
 def test_the_guard_is_found_by_vllm() -> None:
