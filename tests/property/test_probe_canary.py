@@ -90,6 +90,7 @@ def test_a_document_repeats_every_secret_and_a_question_holds_none(
     document = Mint(count).document(count, secrets)
     assert len(document.text.split()) >= count
     assert len(document.canaries) == secrets
+    assert any(document.text.endswith(canary.sentence()) for canary in document.canaries)
     for canary in document.canaries:
         assert canary.text in document.text
         asked = [canary.question(), *QUESTIONS.values()]

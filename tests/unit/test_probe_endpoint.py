@@ -236,8 +236,8 @@ HOSTILE: dict[str, tuple[Speak, str]] = {
     "slow": (slow, "within 0.7 s"),
     "silent": (silent, "within 0.7 s"),
     "dripping": (dripping, "within 0.7 s"),
-    "endless": (endless, "more than 8 MiB|within 0.7 s"),
-    "endless line": (endless_line, "more than 8 MiB|within 0.7 s"),
+    "endless": (endless, "more than 8 MiB"),
+    "endless line": (endless_line, "more than 8 MiB"),
 }
 BROKEN_STREAMS: dict[str, tuple[bytes, str]] = {
     "cut off": (event("a"), "cut off"),

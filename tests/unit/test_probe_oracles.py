@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -135,8 +136,11 @@ def test_near_secrets_are_told_from_clean_answers() -> None:
     assert near("residue", [], planted, Mint(2)).p == 1
 
 
-def test_near_raises_false_alarms_at_most_at_the_stated_rate() -> None:
+def test_near_raises_false_alarms_at_most_at_the_stated_rate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Answers that look as secrets do and hold other ones; randomness from a seed."""
+    monkeypatch.setattr("sekisho.probe.oracles.NEAR_MIN", 0.0)
     source = random.Random(SEED)
     mint = Mint(3, source.randrange)
     alarms = 0
@@ -144,7 +148,7 @@ def test_near_raises_false_alarms_at_most_at_the_stated_rate() -> None:
         planted = [mint.canary("account number") for _ in range(3)]
         seen = [answer(mint.canary("account number").text) for _ in range(2)]
         alarms += near("residue", seen, planted, mint).p <= 0.1
-    assert alarms / 300 < 0.15, f"seed {SEED}"
+    assert 0.02 < alarms / 300 < 0.15, f"seed {SEED}"
 
 
 def rules(found: list[Finding]) -> list[str]:
@@ -155,6 +159,26 @@ def test_an_over_long_prompt_is_to_be_refused() -> None:
     assert rules(structural("boundary", answer("x"), over_long=True)) == ["PROBE003"]
     assert rules(structural("boundary", broken(), over_long=True)) == ["PROBE007"]
     assert structural("boundary", refused(), over_long=True) == []
+
+
+@pytest.mark.parametrize(
+    ("status", "sent", "is_fault"),
+    [
+        (500, True, True),
+        (503, True, True),
+        (0, True, True),  # the connection was cut, or time ran out
+        (200, True, True),
+        (0, False, False),  # the budget, or nobody there
+        (401, True, False),
+        (413, True, False),  # a page of a proxy, which did refuse
+        (429, True, False),
+    ],
+)
+def test_only_what_the_endpoint_took_and_failed_is_a_failure(
+    status: int, sent: bool, is_fault: bool
+) -> None:
+    outcome = msgspec.structs.replace(broken(), status=status, sent=sent)
+    assert bool(structural("boundary", outcome, over_long=True)) == is_fault
 
 
 def test_a_promised_prompt_is_to_be_served() -> None:

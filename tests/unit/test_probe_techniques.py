@@ -7,14 +7,15 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from probe_kit import accounts, endpoint, serving
 from probe_toy import Leak, Toy
-from sekisho.probe.budget import Budget, Cost
+from sekisho.probe.budget import Budget, Cost, Prices
 from sekisho.probe.canary import Mint
 from sekisho.probe.endpoint import Endpoint
-from sekisho.probe.exchange import Answer, Ask, Whole
+from sekisho.probe.exchange import Answer, Ask, Refused, Whole
 from sekisho.probe.model import TechniqueResult, Verdict
 from sekisho.probe.oracles import settle
 from sekisho.probe.techniques import Boundary, Crossed, Residue, Technique
@@ -102,6 +103,17 @@ def test_no_run_costs_more_than_its_estimate(technique: Technique) -> None:
     cost = technique.cost()
     assert found.spent.requests <= cost.requests
     assert found.spent.tokens <= cost.tokens
+
+
+def test_a_dry_run_says_beforehand_what_a_budget_does_not_allow() -> None:
+    prices = Prices(prompt_per_million=1.0, answer_per_million=4.0)
+    plan = sum((technique.cost() for technique in ALL), Cost())
+    assert plan.requests == sum(technique.cost().requests for technique in ALL)
+    money = plan.money(prices)
+    assert Budget(money_max=money, prices=prices).refuses(plan) == ""
+    assert "does not allow" in Budget(money_max=money * 0.99, prices=prices).refuses(plan)
+    assert "requests" in Budget(requests_max=plan.requests - 1).refuses(plan)
+    assert "tokens" in Budget(tokens_max=plan.tokens - 1).refuses(plan)
 
 
 @pytest.mark.parametrize("technique", ALL, ids=lambda one: one.name)
@@ -297,15 +309,24 @@ def test_a_technique_says_what_it_is_for(technique: Technique) -> None:
     assert technique.cost().requests > 0
 
 
-def test_asking_is_possible_after_a_planting_that_broke() -> None:
-    """A planting whose answer breaks may have planted: its secrets are looked for."""
+def test_a_trial_counts_only_after_something_was_planted() -> None:
+    """Before, and where planting is refused, answers are searched and show nothing else."""
 
     async def main() -> None:
-        toy = Toy("error page")
+        toy = Toy(window=60)
         async with serving(toy.speak) as server, endpoint(server) as found:
             notes = Notes(RESIDUE, found, Mint(SEED))
-            first = await notes.plant(notes.mint.document(50), 8)
+            ask = Ask(prompt="What is it?", answer_tokens=8)
+            long, short = notes.mint.document(300), notes.mint.filler(20)
+            assert isinstance(await notes.plant(long, 8), Refused)
+            assert isinstance(await notes.look(ask), Answer)
+            assert (len(notes.seen), len(notes.trials)) == (1, 0)
+            assert notes.conclude(1.0).verdict == Verdict.INCONCLUSIVE
+            small = msgspec.structs.replace(long, text=short)
+            first = await notes.plant(small, 8)
             assert isinstance(first, Answer)
-            assert set(notes.planted) == {first.serial}
+            assert first.serial in notes.planted
+            await notes.look(ask)
+            assert (len(notes.seen), len(notes.trials)) == (2, 1)
 
     asyncio.run(main())

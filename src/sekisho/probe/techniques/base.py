@@ -46,7 +46,6 @@ class Notes:
         planted: secrets of the first account, by the serial of the request that sent them.
         seen: exchanges of the second account, in all of which one of them would be a leak.
         trials: those of ``seen`` that came after something was planted.
-        exchanges: all, in the order in which they ended.
         findings: structural ones so far.
     """
 
@@ -57,7 +56,6 @@ class Notes:
         self.planted: dict[int, tuple[Canary, ...]] = {}
         self.seen: list[Outcome] = []
         self.trials: list[Outcome] = []
-        self.exchanges: list[Outcome] = []
         self.findings: list[Finding] = []
         self.unplanted: dict[str, int] = {}
         self._is_planted = False
@@ -71,7 +69,6 @@ class Notes:
             prompt=f"{document.text}\nPlease continue the minutes.", answer_tokens=answer_tokens
         )
         outcome = await self.endpoint.ask(self.endpoint.accounts[0], ask)
-        self.exchanges.append(outcome)
         self.planted[outcome.serial] = document.canaries
         self._is_planted |= isinstance(outcome, Answer)
         return outcome
@@ -79,7 +76,6 @@ class Notes:
     async def look(self, ask: Ask) -> Outcome:
         """The second account asks; a trial, once something was planted."""
         outcome = await self.endpoint.ask(self.endpoint.accounts[1], ask)
-        self.exchanges.append(outcome)
         self.seen.append(outcome)
         if self._is_planted:
             self.trials.append(outcome)
