@@ -157,6 +157,13 @@ def test_a_window_that_is_not_served_is_a_finding() -> None:
     assert found.result.verdict == Verdict.NO_LEAK_SEEN
 
 
+def test_a_limit_that_only_an_error_tells_is_asked_around() -> None:
+    found = done(boundary(bisect_max=0), Toy(window=1500, pool=900))
+    lengths = [len(prompt.split()) + 3 for account, prompt in found.prompts if account == "B"]
+    assert any(800 < length <= 900 - 24 for length in lengths)
+    assert any(900 < length < 960 for length in lengths)
+
+
 def test_a_limit_that_nobody_states_is_found_and_asked_around() -> None:
     found = done(boundary(length_max=8000), Toy(window=700, says=False))
     assert found.result.verdict == Verdict.NO_LEAK_SEEN

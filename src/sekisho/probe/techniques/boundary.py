@@ -142,7 +142,7 @@ class Boundary(Technique):
 
     def _around(self, limit: int, ruler: Ruler) -> list[int]:
         """Prompt lengths in tokens: with its answer surely below, at, surely above, far above."""
-        slack = 2 * len(ruler.tokens(ruler.base_words))
+        slack = len(ruler.tokens(ruler.base_words))
         lengths = [
             limit - self._answer_tokens - slack,
             limit - self._answer_tokens,
