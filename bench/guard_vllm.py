@@ -25,6 +25,7 @@ from bench.steps import ANSWER_TOKENS, BATCHES, engine_row, main, own_row
 from sekisho.core.page import PageLayout
 from sekisho.guard.vllm.manifest import FIELD
 from sekisho.guard.vllm.messages import StepMeta
+from sekisho.guard.vllm.mooncake import Mooncake
 from sekisho.guard.vllm.scheduler import Scheduling, scope_of
 from sekisho.guard.vllm.start import make_keeper
 from sekisho.guard.vllm.worker import Worker
@@ -121,7 +122,7 @@ class _Side:
     """Both halves of one role."""
 
     def __init__(self, role: str, blocks: int) -> None:
-        self.guard = Scheduling(make_keeper(_LAYOUT, blocks), role, "engine", _KEY, 1)
+        self.guard = Scheduling(make_keeper(_LAYOUT, blocks), role, "engine", _KEY, 1, Mooncake())
         self.worker = Worker(_LAYOUT, blocks)
 
     def allocate(self, request: Any, pages: list[int]) -> None:

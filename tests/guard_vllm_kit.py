@@ -12,6 +12,7 @@ from typing import Any
 from sekisho.core.page import PageLayout
 from sekisho.guard.vllm import start
 from sekisho.guard.vllm.messages import StepMeta
+from sekisho.guard.vllm.mooncake import Mooncake
 from sekisho.guard.vllm.scheduler import Scheduling, scope_of
 from sekisho.guard.vllm.worker import Worker
 
@@ -67,7 +68,7 @@ class Engine:
 
     def __init__(self, role: str) -> None:
         keeper = start.make_keeper(LAYOUT, BLOCKS)
-        self.guard = Scheduling(keeper, role, "engine", KEY, 1)
+        self.guard = Scheduling(keeper, role, "engine", KEY, 1, Mooncake())
         self.worker = Worker(LAYOUT, BLOCKS)
         self.guard.put_in_pool = self.really_put
         self.blocks = [Block(i) for i in range(BLOCKS)]

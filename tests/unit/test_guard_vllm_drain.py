@@ -29,8 +29,13 @@ def test_no_write_begins_after_a_drain() -> None:
 
 
 @pytest.fixture
-def server() -> DrainServer:
-    return DrainServer(Flights(), KEY, "127.0.0.1")
+def flights() -> Flights:
+    return Flights()
+
+
+@pytest.fixture
+def server(flights: Flights) -> DrainServer:
+    return DrainServer(flights, KEY, "127.0.0.1")
 
 
 def _ask(server: DrainServer, key: bytes, transfer: str = "t") -> bool:
@@ -38,8 +43,7 @@ def _ask(server: DrainServer, key: bytes, transfer: str = "t") -> bool:
     return drained(key, host, int(port), transfer)
 
 
-def test_it_answers_over_a_real_socket(server: DrainServer) -> None:
-    flights = server._flights
+def test_it_answers_over_a_real_socket(server: DrainServer, flights: Flights) -> None:
     flights.begin("t")
     assert not _ask(server, KEY)
     flights.end("t")
@@ -47,9 +51,9 @@ def test_it_answers_over_a_real_socket(server: DrainServer) -> None:
     server.close()
 
 
-def test_whoever_lacks_the_key_changes_nothing(server: DrainServer) -> None:
+def test_whoever_lacks_the_key_changes_nothing(server: DrainServer, flights: Flights) -> None:
     assert not _ask(server, OTHER)
-    assert server._flights.begin("t"), "a stranger has stopped a transfer"
+    assert flights.begin("t"), "a stranger has stopped a transfer"
     assert server.answer(b"junk\n") == b"{}\n"
     assert server.answer(b'{"transfer": "t", "mac": "\xc3\xa9"}\n') == b"{}\n"
     server.close()
@@ -81,21 +85,22 @@ def _over(asker: Asker, count: int) -> list[str]:
 
 
 def test_asked_until_every_worker_has_drained(server: DrainServer) -> None:
-    second = DrainServer(Flights(), KEY, "127.0.0.1")
-    second._flights.begin("t")
+    late = Flights()
+    second = DrainServer(late, KEY, "127.0.0.1")
+    late.begin("t")
     asker = Asker(KEY)
     asker.ask("t", "request", (server.address, second.address))
     threading.Event().wait(1.2)
     assert asker.take_over() == []
-    second._flights.end("t")
+    late.end("t")
     assert _over(asker, 1) == ["request"]
     assert asker.open_count() == 0
     server.close()
     second.close()
 
 
-def test_a_worker_that_is_gone_writes_no_more(server: DrainServer) -> None:
-    server._flights.begin("t")
+def test_a_worker_that_is_gone_writes_no_more(server: DrainServer, flights: Flights) -> None:
+    flights.begin("t")
     address = server.address
     server.close()
     asker = Asker(KEY)

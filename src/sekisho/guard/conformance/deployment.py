@@ -33,6 +33,7 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from sekisho.guard.conformance.ports import free_port
 from sekisho.guard.vllm import scheduler as guarding
 from sekisho.guard.vllm.connector import SekishoConnector
 
@@ -44,6 +45,8 @@ class Role:
     """One engine. ``caches``: by layer, [blocks, heads, tokens, 2 × head size]."""
 
     def __init__(self, role: str, inner: dict[str, Any]) -> None:
+        # Both roles are in one process, and each listens there.
+        os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(free_port())
         config = _config(role, inner)
         spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=3, head_size=64, dtype=torch.half)
         layers = [f"model.layers.{i}.self_attn" for i in range(LAYERS)]
@@ -121,7 +124,7 @@ class Role:
         for ordinal in range((end - count) // BLOCK, -(-end // BLOCK)):
             value = meant(request, min(end, (ordinal + 1) * BLOCK))
             # What decode computes, the last token of the prompt, leaves what came as it is.
-            if "remote_engine_id" not in request.kv_transfer_params:
+            if not request.kv_transfer_params.get("remote_engine_id"):
                 for layer in self.caches.values():
                     layer[pages[ordinal]] = value
         if end < request.num_tokens:
@@ -179,7 +182,8 @@ class Deployment:
         self.until(lambda: name in self.prefill.answers)
         where = {"remote_engine_id": "kv_producer", "remote_bootstrap_addr": _bootstrap()}
         asked = {"do_remote_prefill": True, "transfer_id": transfer, **where}
-        return name, asked | self.prefill.params.get(name, {})
+        # As over HTTP, where a tuple arrives as a list.
+        return name, json.loads(json.dumps(asked | self.prefill.params.get(name, {})))
 
     def ask(
         self, tokens: Sequence[int], params: dict[str, Any], salt: str = "a", lora: Any = None

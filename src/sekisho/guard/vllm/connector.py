@@ -26,9 +26,11 @@ from sekisho.guard.vllm import holds, inner, start
 from sekisho.guard.vllm import scheduler as scheduling
 from sekisho.guard.vllm import worker as working
 from sekisho.guard.vllm.drain import DrainServer
+from sekisho.guard.vllm.kind import InnerError
 from sekisho.guard.vllm.manifest import KeyMissingError, load_key
 from sekisho.guard.vllm.messages import Handshake, StepMeta, WorkerMeta
 from sekisho.guard.vllm.metrics import Metrics, Stats
+from sekisho.guard.vllm.witness import Witness
 
 _HANDED_ON = (
     "get_mem_pool_context",
@@ -90,7 +92,7 @@ class SekishoConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         super().__init__(vllm_config, role, kv_cache_config)
         try:
             self._begin(vllm_config, role, kv_cache_config)
-        except (inner.InnerError, KeyMissingError, SeamError) as error:
+        except (InnerError, KeyMissingError, SeamError) as error:
             start.end(str(error))
         except BaseException as error:  # whatever it is, no engine without its guard
             start.end(f"{type(error).__name__}: {error}")
@@ -112,6 +114,7 @@ class SekishoConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._scheduling: scheduling.Scheduling | None = None
         self._worker: working.Worker | None = None
         config, made = inner.own_config(vllm_config), inner.class_of(vllm_config)
+        self._kind = inner.kind_of(vllm_config)
         if role == KVConnectorRole.SCHEDULER:
             self.inner = made(config, role, kv_cache_config)
             self._begin_scheduling(vllm_config, kv_cache_config)
@@ -128,17 +131,19 @@ class SekishoConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             vllm_config.kv_transfer_config.engine_id,
             self._key,
             self.inner.get_finished_count() or vllm_config.parallel_config.world_size,
+            self._kind,
         )
         scheduling.begin(self._scheduling)
 
     def _begin_working(self, kv_cache_config: Any) -> None:
         holds.hold_once(holds.WORKER_SEAMS)
-        self._worker = working.Worker(self._layout, kv_cache_config.num_blocks)
+        witness = Witness(self._key) if self._side == "decode" else None
+        self._worker = working.Worker(self._layout, kv_cache_config.num_blocks, witness)
         working.begin(self._worker)
         if self._side == "prefill":
-            holds.hold_once(inner.PREFILL_SEAMS)
-            host = inner.host_of(self.inner)
-            self._drain = DrainServer(inner.flights, self._key, host)
+            holds.hold_once(self._kind.prefill_seams)
+            host, held = self._kind.host_of(self.inner), self._kind.holder(self.inner)
+            self._drain = DrainServer(self._kind, self._key, host, held)
 
     @property
     def role(self) -> Any:
@@ -150,8 +155,8 @@ class SekishoConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """The headers join the layers that the inner connector moves, last."""
         self.inner.register_kv_caches({**kv_caches, self._sidecar: self._work.tensor})
         try:
-            inner.check_moved(self.inner, self._sidecar)
-        except (inner.InnerError, AttributeError) as error:
+            self._kind.check_moved(self.inner, self._sidecar)
+        except (InnerError, AttributeError) as error:
             start.end(str(error))
 
     def bind_connector_metadata(self, connector_metadata: StepMeta) -> None:
@@ -170,10 +175,11 @@ class SekishoConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         bad = self.inner.get_block_ids_with_load_errors()
         self._bad_blocks |= bad
         self._work.failed(bad, results.failed_recving)
-        failing = self._work.arrived(results.finished_recving)
+        arrived = self._work.witnessed(results.finished_recving)
+        failing = self._work.arrived(arrived)
         return KVConnectorTransferResults(
             finished_sending=results.finished_sending,
-            finished_recving=results.finished_recving,
+            finished_recving=arrived,
             failed_recving=results.failed_recving | failing,
         )
 
@@ -249,7 +255,7 @@ class SekishoConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 sends, params = self.inner.request_finished_all_groups(request, block_ids)
             else:
                 sends, params = self.inner.request_finished(request, block_ids[0])
-        own = self._sched.ended(request, sends)
+        own = self._sched.ended(request, sends, params)
         return sends, params if own is None else {**(params or {}), **own}
 
     # -- of the class

@@ -8,7 +8,8 @@
       | connection refused          the process that could write has ended
 
 One JSON line each way over TCP, signed like the manifest that named the address. Asking again is
-all that time does: no block is freed by it.
+all that time does: no block is freed by it. Where decode reads, it asks the same server whether the
+blocks of a request were held (`witness.py`).
 """
 
 import contextlib
@@ -18,8 +19,9 @@ import socket
 import socketserver
 import threading
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from sekisho.guard.sockets import gone
 from sekisho.guard.vllm.manifest import mac, signed
@@ -66,10 +68,25 @@ class Flights:
             return transfer not in self._under_way
 
 
-class DrainServer:
-    """Answers for one prefill worker, in threads of its own. ``address``: ``host:port``."""
+class Drains(Protocol):
+    """`Flights`, or whatever else knows of writes."""
 
-    def __init__(self, flights: Flights, key: bytes, host: str) -> None:
+    def drain(self, transfer: str) -> bool: ...
+
+
+class DrainServer:
+    """Answers for one prefill worker, in threads of its own. ``address``: ``host:port``.
+
+    ``flights`` and ``held``: what to answer by (`kind.Kind`); without ``held`` nothing ever was.
+    """
+
+    def __init__(
+        self,
+        flights: "Drains",
+        key: bytes,
+        host: str,
+        held: Callable[[str], bool] | None = None,
+    ) -> None:
         outer = self
 
         class Handler(socketserver.StreamRequestHandler):
@@ -84,6 +101,7 @@ class DrainServer:
             address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
         self._flights = flights
+        self._held = held
         self._key = key
         self._server = Server((host, 0), Handler)
         self.address = f"{host}:{self._server.server_address[1]}"
@@ -95,14 +113,19 @@ class DrainServer:
         """One line for one line; what is not signed with our key is told nothing."""
         try:
             asked = json.loads(line)
-            transfer, signature = str(asked["transfer"]), asked["mac"]
-        except (ValueError, KeyError, TypeError):
+            [question] = asked.keys() - {"mac"}
+            about, signature = str(asked[question]), asked["mac"]
+        except (ValueError, KeyError, TypeError, AttributeError):
             return b"{}\n"
-        if not signed(self._key, "drain", transfer, signature):
-            return b"{}\n"
-        drained = self._flights.drain(transfer)
-        said = mac(self._key, "drained", [transfer, drained])
-        return json.dumps({"drained": drained, "mac": said}).encode() + b"\n"
+        if question == "transfer" and signed(self._key, "drain", about, signature):
+            return self._said("drained", about, self._flights.drain(about))
+        if question == "request" and signed(self._key, "holds", about, signature):
+            return self._said("held", about, self._held is not None and self._held(about))
+        return b"{}\n"
+
+    def _said(self, what: str, about: str, answer: bool) -> bytes:
+        said = mac(self._key, what, [about, answer])
+        return json.dumps({what: answer, "mac": said}).encode() + b"\n"
 
     def close(self) -> None:
         self._server.shutdown()
@@ -221,12 +244,26 @@ class Asker:
 def drained(key: bytes, host: str, port: int, transfer: str) -> bool:
     """Whether the guard there says that nothing of ``transfer`` is under way, nor will be."""
     asked = {"transfer": transfer, "mac": mac(key, "drain", transfer)}
+    return _answer(key, (host, port), asked, "drained", transfer) is True
+
+
+def held(key: bytes, host: str, port: int, request: str) -> bool | None:
+    """Whether the guard there says that it held the blocks of ``request`` until now, or until they
+    were read; None: no answer that can be believed."""
+    asked = {"request": request, "mac": mac(key, "holds", request)}
+    return _answer(key, (host, port), asked, "held", request)
+
+
+def _answer(
+    key: bytes, where: tuple[str, int], asked: dict[str, str], what: str, about: str
+) -> bool | None:
     try:
-        with socket.create_connection((host, port), timeout=_WAIT_S) as link:
+        with socket.create_connection(where, timeout=_WAIT_S) as link:
             link.sendall(json.dumps(asked).encode() + b"\n")
             answer: Any = json.loads(link.makefile("rb").readline(_LINE_MAX))
     except (OSError, ValueError):
-        return False
-    if not isinstance(answer, dict) or answer.get("drained") is not True:
-        return False
-    return signed(key, "drained", [transfer, True], answer.get("mac"))
+        return None
+    said = answer.get(what) if isinstance(answer, dict) else None
+    if not isinstance(said, bool) or not signed(key, what, [about, said], answer.get("mac")):
+        return None
+    return said

@@ -5,25 +5,24 @@ Its configuration is the one of ``kv_transfer_config`` under its own name: ``inn
 """
 
 import dataclasses
-from collections.abc import Callable
 from copy import copy
 from typing import Any
 
-from sekisho.core.page import HEADER_SIZE
-from sekisho.guard.seams import Seam
-from sekisho.guard.vllm.drain import Flights
+from sekisho.guard.vllm.kind import InnerError, Kind
+from sekisho.guard.vllm.mooncake import Mooncake
+from sekisho.guard.vllm.nixl import Nixl
 from sekisho.guard.vllm.versions import CONNECTORS, supported
 
-Original = Callable[..., Any]
 INNER, MODULE = "inner", "inner_module_path"
-_MOONCAKE = (
-    "vllm.distributed.kv_transfer.kv_connector.v1.mooncake.mooncake_connector:"
-    "MooncakeConnectorWorker"
-)
+_KINDS: dict[str, type[Kind]] = {"MooncakeConnector": Mooncake, "NixlConnector": Nixl}
 
 
-class InnerError(Exception):
-    """The inner connector is missing, unknown, or not as the guard knows it; one line."""
+def kind_of(vllm_config: Any) -> Kind:
+    """What the guard must know of the connector that this configuration names."""
+    transfer = own_config(vllm_config).kv_transfer_config
+    kind = _KINDS[transfer.kv_connector]()
+    kind.check_options(transfer.kv_connector_extra_config)
+    return kind
 
 
 def own_config(vllm_config: Any) -> Any:
@@ -34,8 +33,10 @@ def own_config(vllm_config: Any) -> Any:
     if not isinstance(name, str):
         raise InnerError(f"kv_connector_extra_config names no {INNER!r} connector")
     known = CONNECTORS.get(name)
-    if known is None or not known.supported:
+    if known is None:
         raise InnerError(f"the connector {name} was not tried: {supported(CONNECTORS)}")
+    if not known.supported:
+        raise InnerError(f"the connector {name} is not supported: {_why(name, known.how, extra)}")
     transfer = copy(outer)
     transfer.kv_connector, transfer.kv_connector_module_path = name, module
     transfer.kv_connector_extra_config = extra
@@ -64,77 +65,11 @@ def sidecar_name(kv_cache_config: Any) -> str:
     return f"sekisho.layers.{len(group.layer_names)}.attn"
 
 
-def check_moved(connector: Any, name: str) -> None:
-    """Raise `InnerError` where Mooncake does not move the side-car with every block."""
-    inner = connector.connector_worker
-    if inner._physical_blocks_per_logical_kv_block != 1:
-        raise InnerError("the attention kernel splits blocks: the guard does not follow that")
-    places = [i for i, other in enumerate(inner.registered_layer_names) if other == name]
-    lengths = [(inner.block_len_per_layer[i], inner.kv_block_len_per_layer[i]) for i in places]
-    if lengths != [(HEADER_SIZE, HEADER_SIZE)]:
-        raise InnerError(f"MooncakeConnector registered the headers as {lengths}")
-
-
-def host_of(connector: Any) -> str:
-    """Where peers reach this worker."""
-    return str(connector.connector_worker.hostname)
-
-
-flights = Flights()
-"""Of this process's writes to decode."""
-_batches: dict[int, tuple[Any, list[str]]] = {}
-
-
-async def _build_transfer_params(
-    original: Original, worker: Any, ready_reqs: Any, *args: Any, **kwargs: Any
-) -> Any:
-    """A write of these transfers is about to be made, unless decode has given up on them."""
-    allowed, refused, begun = [], [], []
-    for d_req_id, send_meta in ready_reqs:
-        if flights.begin(send_meta.transfer_id):
-            allowed.append((d_req_id, send_meta))
-            begun.append(send_meta.transfer_id)
-        else:
-            refused.append(d_req_id)
-    try:
-        src, dst, lengths, errors, text = await original(worker, allowed, *args, **kwargs)
-    except BaseException:
-        _end(begun)
-        raise
-    if src:
-        _batches[id(src)] = src, begun  # vLLM hands this very list to `_send_blocks`
-    else:
-        _end(begun)
-    if refused:
-        errors, text = [*errors, *refused], text or "decode has given up on this transfer"
-    return src, dst, lengths, errors, text
-
-
-def _send_blocks(
-    original: Original, worker: Any, session: str, src_ptrs: Any, *args: Any, **kwargs: Any
-) -> Any:
-    """In a thread: until this returns 0, the write is under way; if it fails, who knows."""
-    status = original(worker, session, src_ptrs, *args, **kwargs)
-    _, begun = _batches.pop(id(src_ptrs), (None, []))
-    if status == 0:
-        _end(begun)
-    return status
-
-
-def _end(transfers: list[str]) -> None:
-    for transfer in transfers:
-        flights.end(transfer)
-
-
-PREFILL_SEAMS = (
-    Seam(
-        f"{_MOONCAKE}._build_transfer_params",
-        ("self", "ready_reqs", "agent_meta"),
-        _build_transfer_params,
-    ),
-    Seam(
-        f"{_MOONCAKE}._send_blocks",
-        ("self", "remote_session", "src_ptrs", "dst_ptrs", "lengths"),
-        _send_blocks,
-    ),
-)
+def _why(name: str, how: str, extra: dict[str, Any]) -> str:
+    """Of several connectors in one, the first that is not supported itself is named."""
+    listed = extra.get("connectors") if name == "MultiConnector" else None
+    for one in listed if isinstance(listed, list) else ():
+        child = str(one.get("kv_connector")) if isinstance(one, dict) else str(one)
+        if child not in CONNECTORS or not CONNECTORS[child].supported:
+            return f"its {child} is not, either"
+    return how

@@ -32,13 +32,17 @@ class Load:
 
     ``blocks``: intp [n], to be filled. ``expected``: u64 [n, 8], what their headers must be
     afterwards, whatever the serial. ``own``: u64 [n, 8], what decode writes there then.
-    ``failed``: the inner connector said so.
+    ``failed``: the inner connector said so. ``source``: prefill's request, where it is to be asked
+    whether it held what was read; ``workers``: where; ``lapsed``: it did not.
     """
 
     blocks: Pages
     expected: Words
     own: Words
     failed: bool = False
+    source: str = ""
+    workers: tuple[str, ...] = ()
+    lapsed: bool = False
 
 
 @dataclass

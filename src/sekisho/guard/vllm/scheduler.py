@@ -20,6 +20,7 @@ from sekisho.core.ledger import Pages
 from sekisho.guard.keeper import Keeper
 from sekisho.guard.vllm.drain import Asker
 from sekisho.guard.vllm.headers import headers_at
+from sekisho.guard.vllm.kind import Kind, ParamsError
 from sekisho.guard.vllm.manifest import FIELD, Manifest, ManifestError, open_manifest, sign
 from sekisho.guard.vllm.messages import Load, StepMeta, WorkerMeta
 from sekisho.guard.vllm.report import Report
@@ -44,9 +45,12 @@ class Scheduling:
         role: ``prefill`` or ``decode``.
         engine: vLLM's id of this engine.
         workers: how many workers report of each load.
+        kind: what the inner connector goes by.
     """
 
-    def __init__(self, keeper: Keeper, role: str, engine: str, key: bytes, workers: int) -> None:
+    def __init__(
+        self, keeper: Keeper, role: str, engine: str, key: bytes, workers: int, kind: Kind
+    ) -> None:
         self.keeper = keeper
         self.role = role
         self.engine = engine
@@ -57,6 +61,7 @@ class Scheduling:
         self.put_in_pool: Callable[[list[Any]], None] = _no_pool
         self._key = key
         self._workers = workers
+        self._kind = kind
         self._asker = Asker(key) if role == "decode" else None
         self._requests: dict[str, Any] = {}
         self._manifests: dict[str, Manifest] = {}
@@ -99,9 +104,9 @@ class Scheduling:
             raise Refused("role", f"{foreign} was asked of a {self.role} server")
         if not params.get(wanted):
             return
-        transfer = params.get("transfer_id")
-        if not isinstance(transfer, str) or not _is_text(transfer):
-            raise Refused("manifest", "no transfer_id")
+        transfer = self._transfer(request, params)
+        if transfer is None:
+            return
         if transfer in self._used:
             raise Refused("transfer", "this transfer was asked for before")
         if self.role == "decode":
@@ -110,18 +115,21 @@ class Scheduling:
         while len(self._used) > _USED_MAX:
             self._used.popitem(last=False)
 
+    def _transfer(self, request: Any, params: dict[str, Any]) -> str | None:
+        blocks = self.keeper.layout.pages_for(len(request.prompt_token_ids))
+        try:
+            return self._kind.transfer(self.role, params, blocks)
+        except ParamsError as error:
+            raise Refused("manifest", str(error)) from error
+
     def _manifest(self, request: Any, params: dict[str, Any]) -> Manifest:
         """What prefill states, where it is what this request's own prompt implies."""
-        names = ("remote_engine_id", "remote_bootstrap_addr")
-        missing = [name for name in names if not _is_text(params.get(name))]
-        if missing:
-            raise Refused("manifest", f"no {missing[0]}")
         try:
             manifest = open_manifest(self._key, params.get(FIELD))
         except ManifestError as error:
             raise Refused("manifest", str(error)) from error
         stated = manifest.transfer, manifest.engine
-        if stated != (params["transfer_id"], params["remote_engine_id"]):
+        if stated != (self._transfer(request, params), params["remote_engine_id"]):
             raise Refused("manifest", "the manifest is of another transfer")
         layout, length = self.keeper.layout, len(request.prompt_token_ids)
         if manifest.layout != layout.fingerprint:
@@ -173,7 +181,8 @@ class Scheduling:
         _, ordinals, filled, digests = self.rows.parts(holder, first, length)
         anybody = [0] * len(ordinals)
         expected = headers_at(layout, manifest.incarnation, anybody, ordinals, filled, digests)
-        return Load(blocks, expected, own)
+        source = self._kind.source(holder.request.kv_transfer_params)
+        return Load(blocks, expected, own, source=source, workers=manifest.drain)
 
     # -- a step
 
@@ -342,8 +351,11 @@ class Scheduling:
         known = request.request_id in self._manifests
         return known or not params.get("do_remote_prefill")
 
-    def ended(self, request: Any, sends: bool) -> dict[str, Any] | None:
-        """``request`` is over; for prefill that ``sends`` its blocks, what goes to the proxy."""
+    def ended(
+        self, request: Any, sends: bool, given: dict[str, Any] | None = None
+    ) -> dict[str, Any] | None:
+        """``request`` is over; for prefill that ``sends`` its blocks, what goes to the proxy beside
+        what the inner connector has ``given``."""
         name = request.request_id
         self._requests.pop(name, None)
         self._manifests.pop(name, None)
@@ -352,7 +364,7 @@ class Scheduling:
             return None
         length = request.num_prompt_tokens
         manifest = Manifest(
-            transfer=request.kv_transfer_params["transfer_id"],
+            transfer=self._kind.stated(name, request.kv_transfer_params, given),
             engine=self.engine,
             incarnation=self.keeper.ledger.incarnation,
             layout=self.keeper.layout.fingerprint,
@@ -372,10 +384,6 @@ def scope_of(request: Any) -> str:
 
 def _no_pool(blocks: list[Any]) -> None:
     check(not blocks, "blocks came back before vLLM's pool was known")
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and 0 < len(value) <= 1024
 
 
 _scheduling: Scheduling | None = None

@@ -12,7 +12,9 @@ class Known:
 
 
 RAN = "ran: `make test-engines`, both roles over Mooncake, on CPU"
-NOT_RUN = "not run; the engine does not start"
+NOT_RUN = "not run"
+OFFLOADS = "its sources were read: as `kv_both`, without prefill; it cannot carry the headers"
+NO_SALT = "its sources were read: its files are named by tokens alone, so that tenants share them"
 
 VERSIONS: dict[str, Known] = {
     "0.32.0": Known(RAN, True),
@@ -22,7 +24,8 @@ CONNECTORS: dict[str, Known] = {
     "MooncakeConnector": Known(RAN, True),
     "NixlConnector": Known(NOT_RUN, False),
     "LMCacheConnectorV1": Known(NOT_RUN, False),
-    "OffloadingConnector": Known(NOT_RUN, False),
+    "OffloadingConnector": Known(OFFLOADS, False),
+    "ExampleConnector": Known(NO_SALT, False),
     "MultiConnector": Known(NOT_RUN, False),
 }
 

@@ -22,19 +22,23 @@ from sekisho.core.page import HEADER_SIZE, PageLayout
 from sekisho.guard.sockets import unread
 from sekisho.guard.vllm.headers import differences
 from sekisho.guard.vllm.messages import Found, Load, Row, StepMeta, WorkerMeta
+from sekisho.guard.vllm.witness import Witness
 
 Tensor = torch.Tensor
 
 
 class Worker:
-    """Of one worker process.
+    """Of one worker process. ``witness``: decode's, for connectors that read.
 
     Attributes:
         tensor: the side-car, uint8 [block_count, 64], in the host's memory.
     """
 
-    def __init__(self, layout: PageLayout, block_count: int) -> None:
+    def __init__(
+        self, layout: PageLayout, block_count: int, witness: Witness | None = None
+    ) -> None:
         self.layout = layout
+        self._witness = witness
         self.tensor = torch.zeros((block_count, HEADER_SIZE), dtype=torch.uint8)
         self.headers = Headers(self.tensor.numpy().reshape(-1), layout, block_count, HEADER_SIZE)
         self._must = Headers(
@@ -137,6 +141,22 @@ class Worker:
             if name in names or not blocks.isdisjoint(load.blocks.tolist()):
                 load.failed = True
 
+    def witnessed(self, names: set[str]) -> set[str]:
+        """Of ``names`` and of those before, the ones that need no witness any more."""
+        if self._witness is None:
+            return names
+        out = set()
+        for name in names:
+            load = self._loads.get(name)
+            if load is None or load.failed or not load.source:
+                out.add(name)
+            else:
+                self._witness.ask(name, load.source, load.workers)
+        for name, held in self._witness.take().items():
+            self._loads[name].lapsed = not held
+            out.add(name)
+        return out
+
     def arrived(self, names: set[str]) -> set[str]:
         """The inner connector says that these are over; returns those that fail."""
         failing = set()
@@ -153,6 +173,8 @@ class Worker:
         return failing
 
     def _compare(self, load: Load) -> tuple[Evidence, ...]:
+        if load.lapsed:
+            return (Evidence("load", 0, -1, "blocks that prefill holds", "it let go of them"),)
         evidence = differences(
             load.blocks, load.expected, self.headers.gather(load.blocks), any_serial=True
         )
