@@ -4,7 +4,8 @@ Every second step is neither vouched for nor checked: the scheduler's half build
 and the worker's half looks at nothing. A step in which a block is handed out or a transfer begins
 is always guarded, since the ledger must hear of it. ``ENGINE_METER_VLLM`` names the file: one JSON
 object a step of the engine core, from the schedule to the outputs; ``own`` are the seconds in the
-guard's functions, both halves of which run in this process.
+guard's functions there. The worker is a process of its own: before the core's object it writes one with
+``worker``, its seconds.
 """
 
 import functools
@@ -36,6 +37,15 @@ def _timed(name: str, original: Any, *args: Any) -> Any:
     start = time.perf_counter()
     out = original(*args)
     _meter.own[name] = _meter.own.get(name, 0.0) + time.perf_counter() - start
+    return out
+
+
+def _report(original: Any, worker: Any, inner: Any = None) -> Any:
+    """The last that the worker's half does in a step."""
+    out = _timed("report", original, worker, inner)
+    with Path(FILE).open("a") as file:
+        file.write(json.dumps({"worker": _meter.own}) + "\n")
+    _meter.own = {}
     return out
 
 
@@ -78,8 +88,9 @@ def _scheduler(module: ModuleType) -> None:
 
 
 def _worker(module: ModuleType) -> None:
-    for name in ("check_rows", "bind", "after_forward", "report"):
+    for name in ("check_rows", "bind", "after_forward"):
         around(module.Worker, name, functools.partial(_timed, name))
+    around(module.Worker, "report", _report)
     around(module.Worker, "check_rows", _check_rows)
 
 
