@@ -4,8 +4,8 @@ Every second step is neither vouched for nor checked: the scheduler's half build
 and the worker's half looks at nothing. A step in which a block is handed out or a transfer begins
 is always guarded, since the ledger must hear of it. ``ENGINE_METER_VLLM`` names the file: one JSON
 object a step of the engine core, from the schedule to the outputs; ``own`` are the seconds in the
-guard's functions there. The worker is a process of its own: before the core's object it writes one with
-``worker``, its seconds.
+guard's functions there. The worker is a process of its own: before the core's object it writes one
+with ``worker``, its seconds.
 """
 
 import functools
