@@ -4,6 +4,7 @@ Of a header that prefill wrote, decode knows all but the serial: prefill's block
 requests of a scope, and carry the lease of whoever computed them first.
 """
 
+import struct
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,11 +12,13 @@ from numpy.typing import NDArray
 
 from sekisho.core.errors import Evidence
 from sekisho.core.ledger import Pages
-from sekisho.core.memory import ORDINAL_WORD, Words, make_headers
-from sekisho.core.page import PageLayout
+from sekisho.core.memory import ORDINAL_WORD, WORDS, Words, make_headers
+from sekisho.core.page import MAGIC, PageLayout
 from sekisho.core.table import evidence_of
 
 SERIAL_WORD = 2
+_FEW = 64  # as a step of decode writes: then it is numpy's calls that cost, not the rows
+_ROW = struct.Struct("<4Q16s16x")
 _LIMIT = 16
 """Evidence of so many pages is kept of one request."""
 
@@ -29,6 +32,15 @@ def headers_at(
     digests: list[bytes],
 ) -> Words:
     """Headers [n, 8] of pages that need not follow each other."""
+    if len(ordinals) <= _FEW:
+        first = MAGIC | (layout.fingerprint << 32)
+        rows = [
+            _ROW.pack(first, incarnation, serial, ordinal | count << 32, digest)
+            for serial, ordinal, count, digest in zip(
+                serials, ordinals, filled, digests, strict=True
+            )
+        ]
+        return np.frombuffer(bytearray().join(rows), "<u8").reshape(-1, WORDS)
     full = np.array(filled, np.uint64)
     words = make_headers(layout, incarnation, np.array(serials, np.uint64), 0, full, digests)
     words[:, ORDINAL_WORD] = np.array(ordinals, np.uint64) | full << np.uint64(32)

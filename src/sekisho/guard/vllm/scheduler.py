@@ -189,7 +189,8 @@ class Scheduling:
     def step(self, output: Any, inner: Any) -> StepMeta:
         """What the workers must know of the step in vLLM's scheduler output."""
         meta = StepMeta(inner, np.array(self.rows.fresh, np.int32), loads=self._loads)
-        self.keeper.headers.blank(np.array(self.rows.fresh, np.intp))
+        if self.rows.fresh:
+            self.keeper.headers.blank(meta.fresh.astype(np.intp))
         for load in self._loads.values():
             self.keeper.headers.words[load.blocks] = load.own
         self.rows.fresh, self._loads = [], {}
@@ -348,8 +349,7 @@ class Scheduling:
         """Whether the inner connector may see the end of ``request``: where its parameters were
         never proven, it would trip over them, or go where they point."""
         params = request.kv_transfer_params or {}
-        known = request.request_id in self._manifests
-        return known or not params.get("do_remote_prefill")
+        return request.request_id in self._manifests or not params.get("do_remote_prefill")
 
     def ended(
         self, request: Any, sends: bool, given: dict[str, Any] | None = None
