@@ -160,11 +160,16 @@ def _worker(server: DrainServer, source: str) -> tuple[Worker, Load]:
 
 @pytest.mark.parametrize(("source", "kind"), [("held", None), ("lapsed", "load")])
 def test_what_was_read_counts_once_prefill_says_that_it_held_it(
-    server: DrainServer, source: str, kind: str | None
+    source: str, kind: str | None
 ) -> None:
+    may_answer = threading.Event()
+    server = DrainServer(
+        Nixl(), KEY, "127.0.0.1", lambda name: may_answer.wait() and name == "held"
+    )
     worker, _ = _worker(server, source)
     arrived = worker.witnessed({"request"})
-    assert arrived == set(), "the answer cannot be there yet"
+    assert arrived == set(), "prefill has not answered yet"
+    may_answer.set()
     for _ in range(200):
         if arrived := worker.witnessed(set()):
             break
