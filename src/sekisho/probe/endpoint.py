@@ -52,6 +52,8 @@ class Endpoint:
         base_url: as the ``openai`` client takes it, usually with ``/v1`` at its end.
         timeout_s: for one request, from the first byte sent to the last received.
         backoff_s: the first wait after a 429 that names no time; it doubles each time.
+        log: told every outcome as it comes, tries that were repeated too.
+        serial: of the last request of an earlier part of the run.
 
     Raises:
         ClaimError: the URL cannot be used.
@@ -68,6 +70,8 @@ class Endpoint:
         backoff_s: float = 1.0,
         count_tokens: Callable[[str], int] = estimate_tokens,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        log: Callable[[Outcome], None] | None = None,
+        serial: int = 0,
     ) -> None:
         if accounts[0].name == accounts[1].name:
             raise ValueError("two accounts need two names")
@@ -80,7 +84,8 @@ class Endpoint:
         self._backoff_s = backoff_s
         self._count_tokens = count_tokens
         self._sleep = sleep
-        self._serial = 0
+        self._log = log
+        self._serial = serial
         self._room = asyncio.Semaphore(self.purse.budget.concurrency_max)
         self._pause = {one.name: asyncio.Lock() for one in accounts}
         self._sessions: dict[str, aiohttp.ClientSession] = {}
@@ -123,6 +128,8 @@ class Endpoint:
                     pass
                 seen = Seen()
                 outcome = await self._once(account, ask, seen)
+                if self._log is not None:
+                    self._log(outcome)
                 wait_s = self._backoff_s * 2**attempt if seen.wait_s is None else seen.wait_s
                 if not seen.busy or wait_s > WAIT_MAX_S or attempt + 1 == TRIES_MAX:
                     break

@@ -104,7 +104,7 @@ class Whole(msgspec.Struct, frozen=True, kw_only=True):
     events: tuple[Event, ...] = ()
 
 
-class Answer(Exchange, frozen=True, kw_only=True):
+class Answer(Exchange, frozen=True, kw_only=True, tag=True):
     """200, and whole."""
 
     whole: Whole
@@ -113,13 +113,13 @@ class Answer(Exchange, frozen=True, kw_only=True):
         return (self.whole.text, self.whole.aside, self.raw)
 
 
-class Refused(Exchange, frozen=True, kw_only=True):
+class Refused(Exchange, frozen=True, kw_only=True, tag=True):
     """400, 413 or 422 with an error object; ``message`` is the endpoint's."""
 
     message: str
 
 
-class Inconclusive(Exchange, frozen=True, kw_only=True):
+class Inconclusive(Exchange, frozen=True, kw_only=True, tag=True):
     """Neither. ``reason`` is one sentence, without anything of what was received.
 
     Attributes:

@@ -5,10 +5,11 @@ Every struct is JSON-able as it stands and never holds a key.
 
 from collections.abc import Sequence
 from enum import StrEnum
+from typing import Literal
 
 import msgspec
 
-from sekisho.probe.exchange import Inconclusive, Outcome
+from sekisho.probe.exchange import Answer, Inconclusive, Outcome, Refused
 from sekisho.probe.rules import RULES
 from sekisho.probe.stats import CONFIDENCE, rate_caught
 
@@ -80,6 +81,22 @@ class TestRun(msgspec.Struct, frozen=True, kw_only=True):
     report: str = ""
 
 
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """One question of a known length, for the map of leaks by length. It leaked where a finding
+    of a leak is seen in exchange ``serial``."""
+
+    tokens: int
+    serial: int
+    outcome: Literal["answered", "refused", "inconclusive"]
+
+
+class Times(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds to the first token, where the other's prefix could be hit and where it could not."""
+
+    hits_s: tuple[float, ...]
+    misses_s: tuple[float, ...]
+
+
 class TechniqueResult(msgspec.Struct, frozen=True, kw_only=True):
     """What one technique did and saw.
 
@@ -89,6 +106,7 @@ class TechniqueResult(msgspec.Struct, frozen=True, kw_only=True):
         rate_caught: the smallest rate of leaks per trial that the clean ones exclude with
             confidence 0.95; 1.0 where they exclude none.
         sensitivity: the share of leaks that a trial is taken to notice.
+        points, times: for figures, of the techniques that have them.
     """
 
     technique: str
@@ -99,6 +117,8 @@ class TechniqueResult(msgspec.Struct, frozen=True, kw_only=True):
     sensitivity: float
     findings: tuple[Finding, ...]
     tests: tuple[TestRun, ...] = ()
+    points: tuple[Point, ...] = ()
+    times: Times | None = None
 
     def sentence(self) -> str:
         """The verdict with what it rests on."""
@@ -127,6 +147,16 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
             return 1
         judged = [one for one in self.techniques if one.verdict != Verdict.INCONCLUSIVE]
         return 0 if judged and len(judged) == len(self.techniques) else 3
+
+
+def point(tokens: int, outcome: Outcome) -> Point:
+    """Of a question that has about ``tokens`` tokens."""
+    kind: Literal["answered", "refused", "inconclusive"] = "inconclusive"
+    if isinstance(outcome, Answer):
+        kind = "answered"
+    elif isinstance(outcome, Refused):
+        kind = "refused"
+    return Point(tokens=tokens, serial=outcome.serial, outcome=kind)
 
 
 def conclude(

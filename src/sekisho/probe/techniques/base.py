@@ -3,11 +3,13 @@
 import abc
 from typing import ClassVar
 
+import msgspec
+
 from sekisho.probe.budget import Cost
 from sekisho.probe.canary import Canary, Document, Mint
 from sekisho.probe.endpoint import Endpoint
 from sekisho.probe.exchange import Answer, Ask, Inconclusive, Outcome
-from sekisho.probe.model import Finding, TechniqueResult, TestRun, conclude
+from sekisho.probe.model import Finding, Point, TechniqueResult, TestRun, conclude
 from sekisho.probe.oracles import exact, near
 
 WORDS_TO_TOKENS = 2
@@ -47,6 +49,7 @@ class Notes:
         seen: exchanges of the second account, in all of which one of them would be a leak.
         trials: those of ``seen`` that came after something was planted.
         findings: structural ones so far.
+        points: questions of a known length.
     """
 
     def __init__(self, technique: Technique, endpoint: Endpoint, mint: Mint) -> None:
@@ -57,6 +60,7 @@ class Notes:
         self.seen: list[Outcome] = []
         self.trials: list[Outcome] = []
         self.findings: list[Finding] = []
+        self.points: list[Point] = []
         self.unplanted: dict[str, int] = {}
         self._is_planted = False
 
@@ -96,7 +100,7 @@ class Notes:
         if self.trials and not certain:  # a whole secret is near as well; said once, it is enough
             secrets = [canary for group in self.planted.values() for canary in group]
             tests = (near(name, self.seen, secrets, self.mint, report=report),)
-        return conclude(
+        found = conclude(
             name,
             self.trials,
             [*certain, *self.findings],
@@ -104,3 +108,4 @@ class Notes:
             sensitivity=sensitivity,
             unplanted=self.unplanted,
         )
+        return msgspec.structs.replace(found, points=tuple(self.points))

@@ -12,7 +12,7 @@ from sekisho.probe.budget import Cost
 from sekisho.probe.canary import Mint
 from sekisho.probe.endpoint import Endpoint
 from sekisho.probe.exchange import Answer, Ask, Outcome, Refused
-from sekisho.probe.model import TechniqueResult
+from sekisho.probe.model import TechniqueResult, point
 from sekisho.probe.oracles import structural
 from sekisho.probe.techniques.base import WORDS_TO_TOKENS, Notes, Technique
 from sekisho.probe.techniques.ruler import Ruler
@@ -100,6 +100,7 @@ class Boundary(Technique):
         outcome = await notes.look(
             Ask(prompt=ruler.prompt(words), answer_tokens=self._answer_tokens)
         )
+        notes.points.append(point(counted[len(counted) // 2], outcome))
         notes.findings += structural(
             self.name,
             outcome,
