@@ -11,9 +11,10 @@ from typing import Any
 
 from sekisho.core.page import PageLayout
 from sekisho.guard.vllm import start
+from sekisho.guard.vllm.admission import scope_of
 from sekisho.guard.vllm.messages import StepMeta
 from sekisho.guard.vllm.mooncake import Mooncake
-from sekisho.guard.vllm.scheduler import Scheduling, scope_of
+from sekisho.guard.vllm.scheduler import Scheduling
 from sekisho.guard.vllm.worker import Worker
 
 LAYOUT = PageLayout(32, 2, 1, 4, 2, "model")

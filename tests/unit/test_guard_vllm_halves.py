@@ -9,9 +9,9 @@ import pytest
 
 from guard_vllm_kit import Block, Engine, Request
 from sekisho.guard.vllm import worker
+from sekisho.guard.vllm.admission import scope_of
 from sekisho.guard.vllm.drain import DrainServer, Flights
 from sekisho.guard.vllm.messages import Load
-from sekisho.guard.vllm.scheduler import scope_of
 
 TEXT = list(range(1000, 1100))
 

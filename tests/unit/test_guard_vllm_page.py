@@ -32,7 +32,7 @@ def test_every_metric_is_on_the_page() -> None:
 
 
 def test_every_reason_to_refuse_is_on_the_page() -> None:
-    kinds = set(re.findall(r"Refused\(\s*\"(\w+)\"", SOURCES["scheduler"]))
+    kinds = set(re.findall(r"Refused\(\s*\"(\w+)\"", SOURCES["admission"]))
     row = next(line for line in PAGE.splitlines() if "sekisho_guard_refused_total" in line)
     assert kinds == set(re.findall(r"`(\w+)`", row.rpartition("admission")[2]))
 

@@ -152,8 +152,8 @@ def _pool(module: ModuleType) -> None:
     around(module.BlockPool, "free_blocks", _free_blocks)
 
 
-def _guard_scheduler(module: ModuleType) -> None:
-    around(module.Scheduling, "_manifest", _any_manifest)
+def _guard_admission(module: ModuleType) -> None:
+    around(module.Admission, "_manifest", _any_manifest)
 
 
 def _guard_worker(module: ModuleType) -> None:
@@ -172,7 +172,7 @@ HOOKS = (
     ("vllm.v1.worker.gpu_model_runner", _runner),
     ("vllm.v1.core.kv_cache_manager", _manager),
     ("vllm.v1.core.block_pool", _pool),
-    ("sekisho.guard.vllm.scheduler", _guard_scheduler),
+    ("sekisho.guard.vllm.admission", _guard_admission),
     ("sekisho.guard.vllm.worker", _guard_worker),
     ("sekisho.guard.vllm.rows", _guard_rows),
 )

@@ -10,8 +10,8 @@ from typing import Any
 
 from sekisho.guard.seams import Seam, SeamError, check_held, hold, original_of
 from sekisho.guard.vllm import scheduler, worker
+from sekisho.guard.vllm.admission import scope_of
 from sekisho.guard.vllm.messages import StepMeta, WorkerMeta
-from sekisho.guard.vllm.scheduler import scope_of
 
 Original = Callable[..., Any]
 _POOL = "vllm.v1.core.block_pool:BlockPool"

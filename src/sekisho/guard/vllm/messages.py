@@ -4,6 +4,7 @@ They stand where vLLM expects its ``KVConnectorMetadata``, ``KVConnectorWorkerMe
 ``KVConnectorHandshakeMetadata``, of which it asks only what is here.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,13 +18,8 @@ from sekisho.core.memory import WORDS, Words
 Row = NDArray[np.int32]
 
 
-def no_row() -> Row:
-    """A row of no block."""
-    return np.zeros(0, np.int32)
-
-
-def _no_words() -> Words:
-    return np.zeros((0, WORDS), np.uint64)
+NO_ROW: Row = np.zeros(0, np.int32)
+_NO_WORDS: Words = np.zeros((0, WORDS), np.uint64)
 
 
 @dataclass
@@ -61,14 +57,34 @@ class StepMeta:
     """
 
     inner: Any
-    fresh: Row = field(default_factory=no_row)
+    fresh: Row = field(default_factory=lambda: NO_ROW)
     rows: dict[str, Row] = field(default_factory=dict)
-    blocks: Row = field(default_factory=no_row)
-    words: Words = field(default_factory=_no_words)
+    blocks: Row = field(default_factory=lambda: NO_ROW)
+    words: Words = field(default_factory=lambda: _NO_WORDS)
     names: list[str] = field(default_factory=list)
     loads: dict[str, Load] = field(default_factory=dict)
     doomed: set[str] = field(default_factory=set)
     settling: set[str] = field(default_factory=set)
+
+    def __reduce__(self) -> tuple[Callable[..., "StepMeta"], tuple[Any, ...]]:
+        """vLLM pickles it for every step, and bytes take a third of the time of arrays."""
+        fresh, blocks, words = self.fresh.tobytes(), self.blocks.tobytes(), self.words.tobytes()
+        rows = {name: row.tobytes() for name, row in self.rows.items()}
+        more = self.names, self.loads, self.doomed, self.settling
+        return _received, (self.inner, fresh, rows, blocks, words, *more)
+
+
+def _received(
+    inner: Any, fresh: bytes, rows: dict[str, bytes], blocks: bytes, words: bytes, *more: Any
+) -> StepMeta:
+    return StepMeta(
+        inner,
+        np.frombuffer(fresh, np.int32),
+        {name: np.frombuffer(row, np.int32) for name, row in rows.items()},
+        np.frombuffer(blocks, np.int32),
+        np.frombuffer(words, np.uint64).reshape(-1, WORDS),
+        *more,
+    )
 
 
 Found = dict[str, tuple[str, tuple[Evidence, ...]]]

@@ -7,9 +7,7 @@ decode    request: a scope, and a     allocation: load,   every step: rows    en
 `failing` holds requests of which no token may leave; they end with vLLM's own error.
 """
 
-import json
 import logging
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -18,24 +16,16 @@ import numpy as np
 from sekisho.core.errors import Evidence, check
 from sekisho.core.ledger import Pages
 from sekisho.guard.keeper import Keeper
+from sekisho.guard.vllm.admission import Admission, Refused
 from sekisho.guard.vllm.drain import Asker
 from sekisho.guard.vllm.headers import headers_at
-from sekisho.guard.vllm.kind import Kind, ParamsError
-from sekisho.guard.vllm.manifest import FIELD, Manifest, ManifestError, open_manifest, sign
+from sekisho.guard.vllm.kind import Kind
+from sekisho.guard.vllm.manifest import FIELD, Manifest, sign
 from sekisho.guard.vllm.messages import Load, StepMeta, WorkerMeta
 from sekisho.guard.vllm.report import Report
 from sekisho.guard.vllm.rows import Holder, Rows
 
 log = logging.getLogger("vllm.sekisho")
-_USED_MAX = 1 << 16
-
-
-class Refused(Exception):  # noqa: N818  # an answer, not an error of ours
-    """A request may not begin. ``kind`` is a stable word for the metric."""
-
-    def __init__(self, kind: str, reason: str) -> None:
-        super().__init__(reason)
-        self.kind = kind
 
 
 class Scheduling:
@@ -56,6 +46,7 @@ class Scheduling:
         self.engine = engine
         self.report = Report(role)
         self.rows = Rows(keeper, self.report)
+        self._admission = Admission(keeper, self.rows, role, key, kind)
         self.drains: tuple[str, ...] = ()
         self.failing: dict[str, str] = {}
         self.put_in_pool: Callable[[list[Any]], None] = _no_pool
@@ -65,7 +56,6 @@ class Scheduling:
         self._asker = Asker(key) if role == "decode" else None
         self._requests: dict[str, Any] = {}
         self._manifests: dict[str, Manifest] = {}
-        self._used: OrderedDict[str, None] = OrderedDict()
         self._loads: dict[str, Load] = {}
         self._pins: dict[str, tuple[int, Manifest]] = {}
         self._landed: dict[str, tuple[int, int]] = {}
@@ -79,76 +69,17 @@ class Scheduling:
         name = request.request_id
         self._requests[name] = request
         try:
-            self._check(request)
+            manifest = self._admission.check(request)
         except Refused as refusal:
             self.failing[name] = str(refusal)
             self.report.refused(name, refusal.kind, str(refusal))
             return False
+        if manifest is not None:
+            self._manifests[name] = manifest
         return True
 
     def refused(self, request: Any) -> bool:
         return request.request_id in self.failing
-
-    def _check(self, request: Any) -> None:
-        if not request.cache_salt:
-            raise Refused("salt", "no cache_salt: every request must name its tenant's")
-        if request.mm_features or request.prompt_embeds is not None:
-            raise Refused("input", "images, audio and embeddings are not followed")
-        if request.resumable:
-            raise Refused("input", "streamed input is not followed")
-        params = request.kv_transfer_params or {}
-        wanted, foreign = "do_remote_decode", "do_remote_prefill"
-        if self.role == "decode":
-            wanted, foreign = foreign, wanted
-        if params.get(foreign):
-            raise Refused("role", f"{foreign} was asked of a {self.role} server")
-        if not params.get(wanted):
-            return
-        transfer = self._transfer(request, params)
-        if transfer is None:
-            return
-        if transfer in self._used:
-            raise Refused("transfer", "this transfer was asked for before")
-        if self.role == "decode":
-            self._manifests[request.request_id] = self._manifest(request, params)
-        self._used[transfer] = None
-        while len(self._used) > _USED_MAX:
-            self._used.popitem(last=False)
-
-    def _transfer(self, request: Any, params: dict[str, Any]) -> str | None:
-        blocks = self.keeper.layout.pages_for(len(request.prompt_token_ids))
-        try:
-            return self._kind.transfer(self.role, params, blocks)
-        except ParamsError as error:
-            raise Refused("manifest", str(error)) from error
-
-    def _manifest(self, request: Any, params: dict[str, Any]) -> Manifest:
-        """What prefill states, where it is what this request's own prompt implies."""
-        try:
-            manifest = open_manifest(self._key, params.get(FIELD))
-        except ManifestError as error:
-            raise Refused("manifest", str(error)) from error
-        stated = manifest.transfer, manifest.engine
-        if stated != (self._transfer(request, params), params["remote_engine_id"]):
-            raise Refused("manifest", "the manifest is of another transfer")
-        layout, length = self.keeper.layout, len(request.prompt_token_ids)
-        if manifest.layout != layout.fingerprint:
-            raise Refused("layout", "prefill has another model or another shape of blocks")
-        if (manifest.tokens, manifest.blocks) != (length, layout.pages_for(length)):
-            counts = f"prefill computed {manifest.tokens} tokens in {manifest.blocks} blocks"
-            raise Refused("length", f"{counts}, the prompt has {length}")
-        if manifest.digest != self._digest(request, length):
-            raise Refused("text", "prefill computed another prompt, or for another tenant")
-        return manifest
-
-    def _digest(self, request: Any, length: int) -> str:
-        """Over scope, model and the first ``length`` tokens."""
-        holding = self.keeper.open(request.request_id, scope_of(request))
-        holder = Holder(request, holding, scope_of(request))
-        last = (length - 1) // self.keeper.layout.page_size
-        digest = self.rows.parts(holder, last, length)[3][-1]
-        self.keeper.close(holding)
-        return digest.hex()
 
     # -- blocks are allocated, and a transfer into them begins
 
@@ -188,8 +119,9 @@ class Scheduling:
 
     def step(self, output: Any, inner: Any) -> StepMeta:
         """What the workers must know of the step in vLLM's scheduler output."""
-        meta = StepMeta(inner, np.array(self.rows.fresh, np.int32), loads=self._loads)
+        meta = StepMeta(inner, loads=self._loads)
         if self.rows.fresh:
+            meta.fresh = np.array(self.rows.fresh, np.int32)
             self.keeper.headers.blank(meta.fresh.astype(np.intp))
         for load in self._loads.values():
             self.keeper.headers.words[load.blocks] = load.own
@@ -247,7 +179,10 @@ class Scheduling:
             meta.words = headers_at(
                 self.keeper.layout, incarnation, serials, ordinals, filled, digests
             )
-            self.keeper.headers.words[meta.blocks] = meta.words
+            # One by one: to set rows by an array of indices NumPy lets go of the interpreter, and
+            # vLLM's output thread, which waits for it, keeps it for a millisecond.
+            for block, words in zip(blocks, meta.words, strict=True):
+                self.keeper.headers.words[block] = words
 
     def _check_prefix(self, holder: Holder, meta: StepMeta) -> None:
         holder.fresh_prefix = False
@@ -305,16 +240,17 @@ class Scheduling:
     def put_back(self) -> None:
         """Look what is known of writers: a request whose prefill is gone fails now, and its blocks
         come when the inner connector has given up on it."""
-        for name in self._asker.take_gone() if self._asker is not None else ():
+        if self._asker is None or not self._pins:
+            return
+        for name in self._asker.take_gone():
             if name in self._pins:
                 found = ", ".join(self._pins[name][1].drain)
                 self._fail(name, "load", [Evidence("gone", 0, -1, "prefill runs", found)])
-        if self._asker is not None:
-            self._settling.update(self._asker.take_over())
-        self.report.quarantined(self.keeper.quarantined())
+        self._settling.update(self._asker.take_over())
 
     def _settle(self, pin: int) -> None:
         self.put_in_pool(self.rows.settle(pin))
+        self.report.quarantined(self.keeper.quarantined())
 
     def fails_now(self, live: dict[str, Any]) -> set[str]:
         """Requests that vLLM is to end with an error; ``live``: by name, those that it knows."""
@@ -370,16 +306,10 @@ class Scheduling:
             layout=self.keeper.layout.fingerprint,
             tokens=length,
             blocks=self.keeper.layout.pages_for(length),
-            digest=self._digest(request, length),
+            digest=self._admission.digest(request, length),
             drain=self.drains,
         )
         return {FIELD: sign(self._key, manifest)}
-
-
-def scope_of(request: Any) -> str:
-    """Who may share blocks with ``request``: its salt, and the adapter that changes its KV."""
-    lora = request.lora_request
-    return json.dumps([request.cache_salt, None if lora is None else lora.lora_name])
 
 
 def _no_pool(blocks: list[Any]) -> None:
