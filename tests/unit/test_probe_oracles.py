@@ -292,6 +292,8 @@ def test_rules_are_whole_and_their_ids_are_stable() -> None:
     assert len({rule.name for rule in RULES.values()}) == len(RULES)
     for rule in RULES.values():
         assert rule.help.endswith(".")
-        assert rule.is_leak == (rule.certainty != Certainty.STRUCTURAL)
+        # Answers that change need not hold anything of the other account.
+        is_leak = rule.certainty != Certainty.STRUCTURAL and rule.id != "PROBE013"
+        assert rule.is_leak == is_leak
     assert RULES["PROBE001"].name == "canary-in-answer"
     assert "secure" not in " ".join(verdict.value for verdict in Verdict)

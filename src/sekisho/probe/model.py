@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from sekisho.probe.exchange import Answer, Inconclusive, Outcome, Refused
+from sekisho.probe.power import PowerPoint
 from sekisho.probe.rules import RULES
 from sekisho.probe.stats import CONFIDENCE, rate_caught
 
@@ -106,7 +107,10 @@ class TechniqueResult(msgspec.Struct, frozen=True, kw_only=True):
         rate_caught: the smallest rate of leaks per trial that the clean ones exclude with
             confidence 0.95; 1.0 where they exclude none.
         sensitivity: the share of leaks that a trial is taken to notice.
-        points, times: for figures, of the techniques that have them.
+        not_offered: parts of a technique that this endpoint refuses as such; they were not tried.
+        points, times, own_times, power: for figures, of the techniques that have them;
+            ``own_times`` are those of the first account with its own prefix.
+        notes: what else the verdict rests on; parts of its sentence.
     """
 
     technique: str
@@ -119,14 +123,21 @@ class TechniqueResult(msgspec.Struct, frozen=True, kw_only=True):
     tests: tuple[TestRun, ...] = ()
     points: tuple[Point, ...] = ()
     times: Times | None = None
+    own_times: Times | None = None
+    power: tuple[PowerPoint, ...] = ()
+    notes: tuple[str, ...] = ()
+    not_offered: tuple[str, ...] = ()
 
     def sentence(self) -> str:
         """The verdict with what it rests on."""
         unusable = sum(self.unusable.values())
         also = f"; {unusable} more could not be used" if unusable else ""
+        also += f"; not offered here: {', '.join(self.not_offered)}" if self.not_offered else ""
+        noted = "".join(f"; {note}" for note in self.notes)
+        also += noted
         if self.verdict == Verdict.LEAK:
             count = sum(RULES[f.rule].is_leak for f in self.findings)
-            return f"leak: {count} finding{'s' if count > 1 else ''}"
+            return f"leak: {count} finding{'s' if count > 1 else ''}{noted}"
         if self.verdict == Verdict.INCONCLUSIVE:
             return f"inconclusive: {self.clean_trials} usable trials{also}"
         noticed = "" if self.sensitivity == 1 else f", if {self.sensitivity:.0%} of leaks show"

@@ -109,5 +109,30 @@ RULES: dict[str, Rule] = {
             True,
             "Streams hold parts of the tags of other streams more often than chance allows.",
         ),
+        Rule(
+            "PROBE012",
+            "response-shared",
+            _C,
+            True,
+            "An answer to one account is the stored answer to a request of the other account: it "
+            "has its name and the time of its making, though both were asked apart.",
+        ),
+        Rule(
+            "PROBE013",
+            "answer-disturbed",
+            _S,
+            False,
+            "Answers of one account change while the other sends requests, more often than they "
+            "change alone: the cause may be shared memory or only arithmetic that depends on the "
+            "batch, so it is no leak by itself.",
+        ),
+        Rule(
+            "PROBE014",
+            "answers-coincide",
+            _S,
+            True,
+            "Answers drawn at random begin like the other account's answers to the same request, "
+            "and unlike further answers to nearly the same.",
+        ),
     )
 }

@@ -130,18 +130,61 @@ def power(
     alpha: float = ALPHA,
     test: Test = "ks",
     simulations: int = 400,
+    share: float = 1.0,
 ) -> Interval:
     """How likely ``count`` times of each kind show a hit that is faster by ``shift_s``.
 
     Drawn with replacement from ``slow``, times of a pilot that cannot be hits; the interval is
     what so many simulations leave open (0.95).
+
+    Args:
+        share: of the requests that should hit, so many do; the others miss.
     """
     pilot = np.asarray(slow, float)
-    seen = 0
-    for _ in range(simulations):
-        first = rng.choice(pilot, count) - shift_s
-        seen += _p(first, rng.choice(pilot, count), test) <= alpha
+    size = (simulations, count)
+    first = rng.choice(pilot, size) - shift_s * (rng.random(size) < share)
+    second = rng.choice(pilot, size)
+    if test == "ks":
+        seen = int((ks_steps(first, second) >= ks_steps_needed(count, alpha)).sum())
+    else:
+        pairs = zip(first, second, strict=True)
+        seen = sum(_p(one, other, test) <= alpha for one, other in pairs)
     return rate_interval(seen, simulations)
+
+
+def ks_steps(first: FloatArray, second: FloatArray) -> npt.NDArray[np.int64]:
+    """The one-sided statistic of Kolmogorov and Smirnov for many pairs of samples at once.
+
+    Args:
+        first, second: each of shape (pairs, count).
+
+    Returns:
+        Of shape (pairs,): the most by which the number of ``first`` up to some time exceeds that
+        of ``second``; the statistic is that over ``count``.
+    """
+    both = np.concatenate([first, second], axis=1)
+    order = np.argsort(both, axis=1)
+    steps = np.cumsum(np.where(order < first.shape[1], 1, -1), axis=1)
+    values = np.take_along_axis(both, order, axis=1)
+    # Of equal times only the last sees how many there are up to it.
+    ends = np.ones(values.shape, dtype=bool)
+    ends[:, :-1] = values[:, 1:] != values[:, :-1]
+    found: npt.NDArray[np.int64] = np.where(ends, steps, 0).max(axis=1)
+    return found
+
+
+def ks_steps_needed(count: int, alpha: float = ALPHA) -> int:
+    """The fewest `ks_steps` of two samples of ``count`` that are significant.
+
+    Their tail is ``C(2n, n - steps) / C(2n, n)`` without ties (Gnedenko and Korolyuk 1951), and
+    smaller with them; ``count + 1`` where no sample of that size can be.
+    """
+    tail = 1.0
+    for steps in range(count + 1):
+        if tail <= alpha:
+            return steps
+        tail *= (count - steps) / (count + steps + 1)
+    return count + 1
 
 
 def samples_needed(effect: float, alpha: float = ALPHA, power: float = 0.9) -> int:
