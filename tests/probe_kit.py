@@ -16,12 +16,13 @@ MODEL = "toy"
 
 @dataclass
 class Request:
-    """One request as it came."""
+    """One request as it came; its reader is at the end once the client sends no more."""
 
     method: str
     path: str
     headers: dict[str, str]
     body: bytes
+    reader: asyncio.StreamReader
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -43,15 +44,19 @@ Speak = Callable[[Request, asyncio.StreamWriter], Awaitable[None]]
 
 @dataclass
 class Server:
-    """A server of this loop; ``requests`` in the order of their arrival."""
+    """A server of this loop; ``requests`` in the order of their arrival. ``halves``: of each that
+    its client left in the middle of the body, what came of that."""
 
     url: str
     requests: list[Request] = field(default_factory=list)
+    halves: list[bytes] = field(default_factory=list)
 
 
 @contextlib.asynccontextmanager
-async def serving(speak: Speak) -> AsyncIterator[Server]:
-    """Answers every request by ``speak`` on a connection of its own."""
+async def serving(
+    speak: Speak, half: Callable[[bytes], None] = lambda _body: None
+) -> AsyncIterator[Server]:
+    """Answers every request by ``speak`` on a connection of its own; ``half`` is told of halves."""
     server = Server("")
     tasks: set[asyncio.Task[None]] = set()
 
@@ -61,8 +66,13 @@ async def serving(speak: Speak) -> AsyncIterator[Server]:
             tasks.add(task)
             task.add_done_callback(tasks.discard)
         try:
-            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-                request = await _request(reader)
+            with contextlib.suppress(OSError):
+                try:
+                    request = await _request(reader)
+                except asyncio.IncompleteReadError as error:
+                    server.halves.append(error.partial)
+                    half(error.partial)
+                    return
                 server.requests.append(request)
                 await speak(request, writer)
                 await writer.drain()
@@ -89,7 +99,7 @@ async def _request(reader: asyncio.StreamReader) -> Request:
     pairs = [line.split(": ", 1) for line in head[1:] if ": " in line]
     headers = {name.lower(): value for name, value in pairs}
     body = await reader.readexactly(int(headers.get("content-length", "0")))
-    return Request(method, path, headers, body)
+    return Request(method, path, headers, body, reader)
 
 
 def http(body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> bytes:

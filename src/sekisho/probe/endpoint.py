@@ -10,19 +10,30 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import aiohttp
 import msgspec
 
 from sekisho.gate.fetch import Key, parse_url
 from sekisho.probe.budget import Budget, Cost, Purse, estimate_tokens
-from sekisho.probe.exchange import Answer, Ask, ExchangeError, Inconclusive, Outcome, Refused, Whole
+from sekisho.probe.cut import Cut, exchange
+from sekisho.probe.exchange import (
+    Answer,
+    Ask,
+    ExchangeError,
+    Inconclusive,
+    Outcome,
+    Refused,
+    UnreachedError,
+    Whole,
+)
 from sekisho.probe.reading import FAULTS, Seen, pieces, read, sentence
 
 TRIES_MAX = 5
 WAIT_MAX_S = 120.0
 """Who asks to wait longer is not waited for."""
+_COMMON = {"Accept-Encoding": "identity", "User-Agent": "sekisho-probe"}
 
 
 class Account:
@@ -39,10 +50,14 @@ class Account:
 class _Model(msgspec.Struct):
     id: str
     max_model_len: int | None = None
+    parent: Any = None  # of an adapter, its model (vLLM, SGLang)
 
 
 class _Models(msgspec.Struct):
     data: list[_Model]
+
+
+_Exchange: TypeAlias = Callable[[Account, Ask, Seen], Awaitable[Whole | str]]
 
 
 class Endpoint:
@@ -99,7 +114,7 @@ class Endpoint:
                 auto_decompress=False,
                 cookie_jar=aiohttp.DummyCookieJar(),
                 trust_env=False,  # neither a proxy nor a netrc may see a key
-                headers={"Accept-Encoding": "identity", "User-Agent": "sekisho-probe"},
+                headers=_COMMON,
             )
             self._sessions[account.name] = await self._stack.enter_async_context(session)
         return self
@@ -114,7 +129,8 @@ class Endpoint:
 
     def cost(self, ask: Ask) -> Cost:
         """The most that ``ask`` can cost, as far as it can be estimated."""
-        return Cost(1, self._count_tokens(ask.prompt), ask.answer_tokens)
+        prompt_tokens = self._count_tokens(ask.prompt) + ask.more_tokens
+        return Cost(1, prompt_tokens, ask.answer_tokens)
 
     async def ask(self, account: Account, ask: Ask) -> Outcome:
         """Send it, wait where the endpoint asks to, and try again; at most `TRIES_MAX` times.
@@ -127,9 +143,7 @@ class Endpoint:
                 async with self._pause[account.name]:
                     pass
                 seen = Seen()
-                outcome = await self._once(account, ask, seen)
-                if self._log is not None:
-                    self._log(outcome)
+                outcome = await self._once(account, ask, seen, self._exchange)
                 wait_s = self._backoff_s * 2**attempt if seen.wait_s is None else seen.wait_s
                 if not seen.busy or wait_s > WAIT_MAX_S or attempt + 1 == TRIES_MAX:
                     break
@@ -138,12 +152,45 @@ class Endpoint:
                     await self._sleep(wait_s)
             return outcome
 
+    async def ask_and_leave(
+        self,
+        account: Account,
+        ask: Ask,
+        after_s: float | None,
+        *,
+        share: float = 1.0,
+        half_close: bool = False,
+    ) -> Outcome:
+        """Send it on a connection of its own and close that, as `cut.Cut` says; once.
+
+        Inconclusive with `cut.LEFT` as its reason, unless all of the answer had come by then.
+        """
+        cut = Cut(after_s=after_s, share=share, half_close=half_close)
+
+        async def cut_off(account: Account, ask: Ask, seen: Seen) -> Whole | str:
+            async with asyncio.timeout(self._timeout_s):
+                head = _COMMON | _head(account, ask.headers)
+                body = msgspec.json.encode(ask.body(self.model))
+                return await exchange(self._url(ask), head, body, seen, cut, stream=ask.stream)
+
+        async with self._room:
+            async with self._pause[account.name]:
+                pass
+            return await self._once(account, ask, Seen(), cut_off)
+
     async def models(self, account: Account) -> dict[str, int | None]:
         """The models by name, with the window that ``/models`` states (vLLM, SGLang and Sekisho
         call it ``max_model_len``); empty where nothing can be read."""
+        return {one.id: one.max_model_len for one in await self._listed(account)}
+
+    async def adapters(self, account: Account) -> list[str]:
+        """The models that ``/models`` calls children of the one that is asked."""
+        return [one.id for one in await self._listed(account) if one.parent == self.model]
+
+    async def _listed(self, account: Account) -> list[_Model]:
         seen = Seen()
         if self.purse.take(Cost(1)):
-            return {}
+            return []
         with contextlib.suppress(*FAULTS, ExchangeError):
             async with (
                 asyncio.timeout(self._timeout_s),
@@ -154,11 +201,11 @@ class Endpoint:
                 async for _ in pieces(response, seen):
                     pass
             # What msgspec raises is a ValueError.
-            listed = msgspec.json.decode(bytes(seen.body), type=_Models)
-            return {one.id: one.max_model_len for one in listed.data}
-        return {}
+            return msgspec.json.decode(bytes(seen.body), type=_Models).data
+        return []
 
-    async def _once(self, account: Account, ask: Ask, seen: Seen) -> Outcome:
+    async def _once(self, account: Account, ask: Ask, seen: Seen, how: _Exchange) -> Outcome:
+        """Paid for, sent, and told to the log."""
         self._serial += 1
         serial = self._serial
         taken = self.cost(ask)
@@ -167,9 +214,10 @@ class Endpoint:
         sent = not reason
         if sent:
             try:
-                found = await self._exchange(account, ask, seen)
+                found = await how(account, ask, seen)
             except ExchangeError as error:
                 reason = str(error)
+                sent = not isinstance(error, UnreachedError)
             except FAULTS as error:
                 reason = sentence(error, self._timeout_s)
                 sent = not isinstance(error, aiohttp.ClientConnectorError)
@@ -182,27 +230,34 @@ class Endpoint:
             "status": seen.status,
             "raw": self._redacted(raw),
         }
+        outcome: Outcome
         if isinstance(found, Whole):
             self.purse.settle(taken, _used(taken, found))
-            return Answer(whole=self._redacted_whole(found), **common)
-        if found is not None:
+            outcome = Answer(whole=self._redacted_whole(found), **common)
+        elif found is not None:
             self.purse.settle(taken, Cost(1))
-            return Refused(message=self._redacted(found), **common)
-        text = self._redacted(seen.text())
-        return Inconclusive(reason=reason, text=text, sent=sent, **common)
+            outcome = Refused(message=self._redacted(found), **common)
+        else:
+            text = self._redacted(seen.text())
+            outcome = Inconclusive(reason=reason, text=text, sent=sent, **common)
+        if self._log is not None:
+            self._log(outcome)
+        return outcome
 
     async def _exchange(self, account: Account, ask: Ask, seen: Seen) -> Whole | str:
-        path = "/chat/completions" if ask.chat else "/completions"
         async with (
             asyncio.timeout(self._timeout_s),
             self._session(account).post(
-                self.base_url + path,
+                self._url(ask),
                 data=msgspec.json.encode(ask.body(self.model)),
                 headers=_head(account, ask.headers),
                 allow_redirects=False,
             ) as response,
         ):
             return await read(response, seen, ask.stream)
+
+    def _url(self, ask: Ask) -> str:
+        return self.base_url + ("/chat/completions" if ask.chat else "/completions")
 
     def _redacted(self, text: str) -> str:
         """Without the keys of both accounts, should the endpoint show one."""
@@ -212,9 +267,17 @@ class Endpoint:
         return text
 
     def _redacted_whole(self, whole: Whole) -> Whole:
-        events = [msgspec.structs.replace(e, text=self._redacted(e.text)) for e in whole.events]
-        text, aside = self._redacted(whole.text), self._redacted(whole.aside)
-        return msgspec.structs.replace(whole, text=text, aside=aside, events=tuple(events))
+        clean, replace = self._redacted, msgspec.structs.replace
+        return replace(
+            whole,
+            text=clean(whole.text),
+            aside=clean(whole.aside),
+            answer_name=clean(whole.answer_name),
+            events=tuple(
+                replace(one, text=clean(one.text), answer_name=clean(one.answer_name))
+                for one in whole.events
+            ),
+        )
 
     def _session(self, account: Account) -> aiohttp.ClientSession:
         if account.name not in self._sessions:

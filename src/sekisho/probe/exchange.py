@@ -29,7 +29,9 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         answer_tokens: the most tokens of the answer.
         chat: by ``/chat/completions``, one user message; else by ``/completions``.
-        fields, headers: more of the body and of the head; they win over ours.
+        fields, headers: more of the body and of the head; they win over ours. Where ``fields``
+            holds messages, ``prompt`` is their text, for estimates and reports.
+        more_tokens: of what has no text, as images.
     """
 
     prompt: str
@@ -38,6 +40,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool = False
     fields: dict[str, Any] = {}
     headers: dict[str, str] = {}
+    more_tokens: int = 0
 
     def body(self, model: str) -> dict[str, Any]:
         """The JSON object to send; greedy."""
@@ -94,6 +97,8 @@ class Whole(msgspec.Struct, frozen=True, kw_only=True):
         finish_reason: empty where the endpoint states none.
         prompt_tokens, completion_tokens: as the endpoint counted them.
         events: of a stream; empty otherwise.
+        answer_name: what the endpoint calls this answer (OpenAI's ``id``); empty where it does not.
+        created: when it says that it was made, in seconds of Unix time.
     """
 
     text: str
@@ -102,6 +107,8 @@ class Whole(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int | None
     completion_tokens: int | None
     events: tuple[Event, ...] = ()
+    answer_name: str = ""
+    created: int | None = None
 
 
 class Answer(Exchange, frozen=True, kw_only=True, tag=True):
@@ -139,7 +146,14 @@ Outcome: TypeAlias = Answer | Refused | Inconclusive
 
 
 class ExchangeError(Exception):
-    """What came cannot be used; one sentence, nothing of it."""
+    """What came cannot be used; one sentence, nothing of it.
+
+    └── UnreachedError: nothing was sent.
+    """
+
+
+class UnreachedError(ExchangeError):
+    """There is no connection to the endpoint."""
 
 
 class _Function(msgspec.Struct):
@@ -176,6 +190,7 @@ class Body(msgspec.Struct):
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
     error: Any = None
+    created: Any = None
 
     def text(self) -> str:
         """Of the first choice; empty where there is none."""
@@ -197,6 +212,11 @@ class Body(msgspec.Struct):
     def finish_reason(self) -> str:
         """Of the first choice, if it is stated here."""
         return (self.choices[0].finish_reason or "") if self.choices else ""
+
+    def made_at(self) -> int | None:
+        """``created``, if it is a time."""
+        is_time = isinstance(self.created, int) and not isinstance(self.created, bool)
+        return self.created if is_time else None
 
 
 def decode(raw: bytes) -> Body:

@@ -3,7 +3,8 @@
 import email.utils
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from typing import Protocol
 
 import aiohttp
 from aiohttp.http_exceptions import HttpProcessingError
@@ -58,7 +59,27 @@ class Seen:
         return "".join(event.text for event in self.events)
 
 
-async def pieces(response: aiohttp.ClientResponse, seen: Seen) -> AsyncIterator[bytes]:
+class Pieces(Protocol):
+    """A body that comes."""
+
+    def iter_any(self) -> AsyncIterator[bytes]:
+        """Each piece as it comes."""
+
+
+class Received(Protocol):
+    """An HTTP answer whose head has come: aiohttp's or `cut`'s."""
+
+    @property
+    def status(self) -> int: ...
+
+    @property
+    def headers(self) -> Mapping[str, str]: ...
+
+    @property
+    def content(self) -> Pieces: ...
+
+
+async def pieces(response: Received, seen: Seen) -> AsyncIterator[bytes]:
     """The body as it comes; all of it is kept in ``seen.body``.
 
     Raises:
@@ -74,7 +95,7 @@ async def pieces(response: aiohttp.ClientResponse, seen: Seen) -> AsyncIterator[
         yield piece
 
 
-async def read(response: aiohttp.ClientResponse, seen: Seen, stream: bool) -> Whole | str:
+async def read(response: Received, seen: Seen, stream: bool) -> Whole | str:
     """A whole answer, or the message of a refusal.
 
     Raises:
@@ -103,10 +124,12 @@ async def read(response: aiohttp.ClientResponse, seen: Seen, stream: bool) -> Wh
         finish_reason=body.finish_reason(),
         prompt_tokens=body.usage.prompt_tokens if body.usage else None,
         completion_tokens=body.usage.completion_tokens if body.usage else None,
+        answer_name=body.id or "",
+        created=body.made_at(),
     )
 
 
-async def _read_stream(response: aiohttp.ClientResponse, seen: Seen) -> Whole:
+async def _read_stream(response: Received, seen: Seen) -> Whole:
     events = Events()
     bodies: list[Body] = []
     async for piece in pieces(response, seen):
@@ -136,6 +159,8 @@ async def _read_stream(response: aiohttp.ClientResponse, seen: Seen) -> Whole:
         prompt_tokens=usages[-1].prompt_tokens if usages else None,
         completion_tokens=usages[-1].completion_tokens if usages else None,
         events=tuple(seen.events),
+        answer_name=next((body.id for body in bodies if body.id), ""),
+        created=next((at for body in bodies if (at := body.made_at()) is not None), None),
     )
 
 
