@@ -8,9 +8,11 @@ import pytest
 
 from lab_report_kit import DEFECTS, SECRET, cell, incident, matrix, prices, report
 from sekisho.lab import figures
-from sekisho.lab.figures import Segment, cases, clean, excerpt, grid, heat, outcome_shares, segments
+from sekisho.lab.figures import cases, excerpt, grid, heat, outcome_shares
 from sekisho.lab.report import render, write_report
 from sekisho.lab.results import Cell, Incident, LabReport, PageView, Side
+from sekisho.report import page as house
+from sekisho.report.page import Segment, clean, segments
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
 HOSTILE = "</blockquote></script><script>alert(1)</script><img src=x onerror=f()>&lt;\"' {{7*7}}"
@@ -292,7 +294,7 @@ def luminance(colour: str) -> float:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_has_contrast_in_both_schemes(scheme: str) -> None:
     """WCAG 2.2, 1.4.3: 4.5 to 1 for text; 1.4.11: 3 to 1 for what carries meaning."""
-    css = (Path(figures.__file__).parent / "templates" / "report.css").read_text()
+    css = (Path(house.__file__).parent / "templates" / "house.css").read_text()
     both = re.findall(r":root \{(.*?)\n *\}", css, re.DOTALL)
     colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", both[scheme == "dark"]))
 

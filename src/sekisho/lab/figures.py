@@ -1,6 +1,5 @@
 """What the figures of the report show, as plain values: spans, page grids, verdicts, words."""
 
-import unicodedata
 from collections import Counter
 from typing import NamedTuple
 
@@ -72,13 +71,6 @@ OUTCOME_WORDS = {
 }
 
 
-class Segment(NamedTuple):
-    """A piece of text that is marked or not."""
-
-    text: str
-    marked: bool
-
-
 class GridCell(NamedTuple):
     """One page in the grid: where it is drawn, and what is said of it."""
 
@@ -121,46 +113,6 @@ class Step(NamedTuple):
     defect: Defect
     active: bool
     number: str
-
-
-def clean(text: str) -> str:
-    """``text`` with every character that could act on the page or its reader made visible.
-
-    One character stays one character, so that spans keep their meaning: control characters become
-    their control pictures, bidirectional controls, other format characters and lone surrogates the
-    replacement character. Newline and tab stay.
-    """
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(map(_visible, text))
-
-
-def _visible(char: str) -> str:
-    if char in "\n\t":
-        return char
-    if ord(char) < 32:
-        return chr(0x2400 + ord(char))
-    return "\ufffd" if unicodedata.category(char) in {"Cc", "Cf", "Cs"} else char
-
-
-def segments(text: str, spans: list[tuple[int, int]]) -> list[Segment]:
-    """``text`` cut at ``spans``, which may overlap, touch, be in any order or lie outside."""
-    pieces: list[Segment] = []
-    done = 0
-    for start, end in sorted(spans):
-        first, last = max(start, done), min(end, len(text))
-        if first >= last:
-            continue
-        if first > done:
-            pieces.append(Segment(text[done:first], False))
-        if first == done and pieces and pieces[-1].marked:
-            pieces[-1] = Segment(pieces[-1].text + text[first:last], True)
-        else:
-            pieces.append(Segment(text[first:last], True))
-        done = last
-    if done < len(text):
-        pieces.append(Segment(text[done:], False))
-    return pieces
 
 
 def occurrences(text: str, secret: str) -> list[tuple[int, int]]:

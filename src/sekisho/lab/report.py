@@ -12,6 +12,7 @@ import jinja2
 from sekisho.lab import figures
 from sekisho.lab.figures import DEFECTS
 from sekisho.lab.results import Cell, Incident, LabReport, Matrix
+from sekisho.report import page
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -45,15 +46,7 @@ def render(report: LabReport) -> str:
 
 
 def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        # Of plain strings only: what a macro returns is markup, already made.
-        finalize=lambda value: figures.clean(value) if type(value) is str else value,
-    )
+    environment = page.environment(_TEMPLATES)
     environment.filters["whole"] = lambda value: f"{value:,.0f}"
     environment.filters["share"] = lambda value: f"{100 * value:.2f}%"
     environment.filters["percent"] = lambda value: f"{100 * value:.0f} %"
@@ -71,11 +64,11 @@ def _incident(incident: Incident, trials: Cell | None) -> dict[str, object]:
         "trials": trials,
         "story": figures.story(incident),
         "lead": figures.lead(incident),
-        "answer": figures.segments(incident.b.text, incident.b.marked),
-        "answer_a": figures.segments(incident.a.text, incident.a.marked),
+        "answer": page.segments(incident.b.text, incident.b.marked),
+        "answer_a": page.segments(incident.a.text, incident.a.marked),
         "question_excerpt": figures.excerpt(incident.question, len(incident.question)),
-        "note": figures.segments(incident.document, spans),
-        "note_excerpt": figures.segments(near, figures.occurrences(near, incident.secret)),
+        "note": page.segments(incident.document, spans),
+        "note_excerpt": page.segments(near, figures.occurrences(near, incident.secret)),
         "grids": [
             figures.grid(
                 "Reserved", "right after B reserved them", incident.before, incident.page_size
