@@ -1,6 +1,7 @@
 """What a technique is, and the notes that each keeps of what was sent, planted and seen."""
 
 import abc
+from collections.abc import Awaitable
 from typing import ClassVar
 
 import msgspec
@@ -50,6 +51,7 @@ class Notes:
         trials: those of ``seen`` that came after something was planted.
         findings: structural ones so far.
         points: questions of a known length.
+        not_offered: parts of the technique that the endpoint refuses as such.
     """
 
     def __init__(self, technique: Technique, endpoint: Endpoint, mint: Mint) -> None:
@@ -62,6 +64,7 @@ class Notes:
         self.findings: list[Finding] = []
         self.points: list[Point] = []
         self.unplanted: dict[str, int] = {}
+        self.not_offered: list[str] = []
         self._is_planted = False
 
     async def plant(self, document: Document, answer_tokens: int) -> Outcome:
@@ -69,19 +72,27 @@ class Notes:
 
         A request that breaks may have planted, so its secrets are looked for all the same.
         """
-        ask = Ask(
-            prompt=f"{document.text}\nPlease continue the minutes.", answer_tokens=answer_tokens
+        ask = planting(document, answer_tokens)
+        return await self.plant_by(
+            document.canaries, self.endpoint.ask(self.endpoint.accounts[0], ask)
         )
-        outcome = await self.endpoint.ask(self.endpoint.accounts[0], ask)
-        self.planted[outcome.serial] = document.canaries
+
+    async def plant_by(self, canaries: tuple[Canary, ...], sending: Awaitable[Outcome]) -> Outcome:
+        """The same by ``sending``, any request of the first account that holds ``canaries``."""
+        outcome = await sending
+        self.planted[outcome.serial] = canaries
         self._is_planted |= isinstance(outcome, Answer)
         return outcome
 
-    async def look(self, ask: Ask) -> Outcome:
-        """The second account asks; a trial, once something was planted."""
+    async def look(self, ask: Ask, *, is_trial: bool = True) -> Outcome:
+        """The second account asks; a trial, once something was planted.
+
+        Args:
+            is_trial: False where what should prepare it did not come about: it is searched only.
+        """
         outcome = await self.endpoint.ask(self.endpoint.accounts[1], ask)
         self.seen.append(outcome)
-        if self._is_planted:
+        if self._is_planted and is_trial:
             self.trials.append(outcome)
         return outcome
 
@@ -90,7 +101,16 @@ class Notes:
         reason = "what prepares a trial was refused"
         if isinstance(outcome, Inconclusive):
             reason = outcome.reason
+        self.missed(reason, count)
+
+    def missed(self, reason: str, count: int = 1) -> None:
+        """``count`` trials show nothing, for a reason of one sentence."""
         self.unplanted[reason] = self.unplanted.get(reason, 0) + count
+
+    def refused(self, part: str) -> None:
+        """The endpoint does not offer this part of the technique; that is no fault of a trial."""
+        if part not in self.not_offered:
+            self.not_offered.append(part)
 
     def conclude(self, sensitivity: float) -> TechniqueResult:
         """Search all that the second account was sent, and judge."""
@@ -108,4 +128,12 @@ class Notes:
             sensitivity=sensitivity,
             unplanted=self.unplanted,
         )
-        return msgspec.structs.replace(found, points=tuple(self.points))
+        return msgspec.structs.replace(
+            found, points=tuple(self.points), not_offered=tuple(self.not_offered)
+        )
+
+
+def planting(document: Document, answer_tokens: int, *, stream: bool = False) -> Ask:
+    """The request that plants a document."""
+    prompt = f"{document.text}\nPlease continue the minutes."
+    return Ask(prompt=prompt, answer_tokens=answer_tokens, stream=stream)
