@@ -38,7 +38,7 @@ def run(
 
 
 def test_nothing_is_found_where_nothing_leaks() -> None:
-    result, log, spent, server = run(GatewayToy())
+    result, log, spent, server = run(GatewayToy(word_s=0.002))
     assert result.verdict == Verdict.NO_LEAK_SEEN
     assert result.findings == ()
     assert result.clean_trials > TRIALS / 2
@@ -54,7 +54,7 @@ def test_nothing_is_found_where_nothing_leaks() -> None:
 
 @pytest.mark.parametrize("leak", ["left in the pool", "half closed", "half a body"])
 def test_what_a_cancelled_request_leaves_is_caught(leak: Leak) -> None:
-    result, log, _, _ = run(GatewayToy(leak))
+    result, log, _, _ = run(GatewayToy(leak, word_s=0.002))
     assert result.verdict == Verdict.LEAK
     assert {finding.rule for finding in result.findings} == {"PROBE001"}
     outcomes = {one.serial: one for one in log}
@@ -66,7 +66,7 @@ def test_what_a_cancelled_request_leaves_is_caught(leak: Leak) -> None:
 
 def test_the_toy_leaks_only_where_somebody_cancels() -> None:
     """So it is the cutting that the technique's findings come from."""
-    toy = GatewayToy("left in the pool")
+    toy = GatewayToy("left in the pool", word_s=0.002)
     result, log, _, _ = run(toy, Residue(rounds=2, plants=2, words=60))
     assert result.verdict == Verdict.NO_LEAK_SEEN
     assert all(isinstance(one, Answer) for one in log)
@@ -87,7 +87,7 @@ def test_a_page_or_a_spent_budget_is_inconclusive() -> None:
     result, _, _, _ = run(GatewayToy("page"))
     assert result.verdict == Verdict.INCONCLUSIVE
     assert sum(result.unusable.values()) == TRIALS
-    result, _, _, _ = run(GatewayToy(), budget=Budget(requests_max=3))
+    result, _, _, _ = run(GatewayToy(word_s=0.002), budget=Budget(requests_max=3))
     assert result.verdict == Verdict.INCONCLUSIVE
     assert any("budget of 3 requests" in reason for reason in result.unusable)
 
@@ -97,7 +97,7 @@ def test_requests_are_left_at_staggered_moments_and_sent_again() -> None:
     moments = [cut.after_s for cut in cuts if not cut.half_close and cut.share == 1]
     assert moments == [0, 1 / 16, 1 / 4, 9 / 16, 1 / 64, 9 / 64, 25 / 64, 49 / 64]
     assert sum(cut.half_close for cut in cuts) == 2
-    _, _, _, server = run(GatewayToy())
+    _, _, _, server = run(GatewayToy(word_s=0.002))
     planted = [one.prompt for one in server.requests if one.account == "A"]
     counts = sorted(planted.count(prompt) for prompt in set(planted))
     assert counts == [1] * 2 + [2] * 2 * 5

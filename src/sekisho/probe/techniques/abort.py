@@ -19,7 +19,7 @@ from sekisho.probe.techniques.base import WORDS_TO_TOKENS, Notes, Technique, pla
 
 _HALF_WAYS = 2  # a half-closed connection, and half of a body
 _ESTIMATED = 3
-"""Tokens of a word where nobody counts: who leaves is told no count, so that an estimate is paid."""
+"""Tokens of a word; who leaves is told no count, so that the estimate of the purse is paid."""
 
 
 class Abort(Technique):

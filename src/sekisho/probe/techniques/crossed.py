@@ -13,15 +13,13 @@ from sekisho.probe.budget import Cost
 from sekisho.probe.canary import Canary, Mint
 from sekisho.probe.endpoint import Endpoint
 from sekisho.probe.exchange import Answer, Ask, Outcome
-from sekisho.probe.match import run
 from sekisho.probe.model import Finding, TechniqueResult, TestRun, conclude
 from sekisho.probe.oracles import exact
 from sekisho.probe.stats import rate_tail
 from sekisho.probe.techniques.base import Technique
+from sekisho.probe.techniques.tags import PROMPT_TOKENS, prompt, sensitivity
 
-_REPEATS = 12
 _GROUP = re.compile(r"(?<!\d)\d{4}(?!\d)")
-_PROMPT_TOKENS = 500
 
 
 class Crossed(Technique):
@@ -45,7 +43,7 @@ class Crossed(Technique):
         self._answer_tokens = answer_tokens
 
     def cost(self) -> Cost:
-        each = Cost(1, _PROMPT_TOKENS, self._answer_tokens)
+        each = Cost(1, PROMPT_TOKENS, self._answer_tokens)
         return each.times(2 * self._streams * self._rounds)
 
     async def run(self, endpoint: Endpoint, mint: Mint) -> TechniqueResult:
@@ -54,7 +52,7 @@ class Crossed(Technique):
 
         async def stream(index: int) -> None:
             tag = mint.canary("account number")
-            ask = Ask(prompt=_prompt(tag), answer_tokens=self._answer_tokens, stream=True)
+            ask = Ask(prompt=prompt(tag), answer_tokens=self._answer_tokens, stream=True)
             outcome = await endpoint.ask(endpoint.accounts[index % 2], ask)
             tags[outcome.serial] = tag
             trials.append(outcome)
@@ -65,10 +63,9 @@ class Crossed(Technique):
         findings = exact(self.name, trials, sent, rule="PROBE008", report=self.report)
         findings += self._names(trials)
         answers = [one for one in trials if isinstance(one, Answer)]
-        own = sum(_repeats(answer, tags[answer.serial]) for answer in answers)
-        sensitivity = own / len(answers) if answers else 0.0
         tests = (self.fragments(answers, tags),) if answers else ()
-        return conclude(self.name, trials, findings, tests=tests, sensitivity=sensitivity)
+        shown = sensitivity(trials, tags)
+        return conclude(self.name, trials, findings, tests=tests, sensitivity=shown)
 
     def fragments(self, answers: list[Answer], tags: dict[int, Canary]) -> TestRun:
         """Streams that are crossed word by word hold no whole tag, but groups of its digits.
@@ -126,13 +123,3 @@ class Crossed(Technique):
             expected=1,
             report=self.report,
         )
-
-
-def _prompt(tag: Canary) -> str:
-    """A text that any model continues with its tag, since it has done nothing else so far."""
-    line = f"The {tag.kind} is {tag.text}."
-    return f"Repeat this line, and write nothing else:\n{line}\n" + f"{line}\n" * _REPEATS
-
-
-def _repeats(answer: Answer, tag: Canary) -> bool:
-    return any((hit := run(tag, text)) and hit.whole for text in answer.texts()[:2])
