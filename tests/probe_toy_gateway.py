@@ -183,7 +183,7 @@ class GatewayToy:
             if owner != request.account:
                 self._left.remove((owner, left))
                 return left
-        if fields["temperature"] == 1 and self.leak != "greedy":
+        if fields["temperature"] > 0.9 and self.leak != "greedy":
             return " ".join(self._random.choice(("sun", "moon", "rain")) for _ in range(size))
         if not self._echoes:
             return "I will not repeat it."

@@ -19,7 +19,16 @@ from sekisho.probe.canary import Mint
 from sekisho.probe.endpoint import Account, Endpoint
 from sekisho.probe.model import TechniqueResult, Verdict
 from sekisho.probe.oracles import settle
-from sekisho.probe.techniques import Boundary, Crossed, Residue, Technique
+from sekisho.probe.techniques import (
+    Abort,
+    Boundary,
+    Crossed,
+    Ids,
+    Prefix,
+    Residue,
+    ResponseCache,
+    Technique,
+)
 
 WINDOW = 4000
 
@@ -73,6 +82,9 @@ TECHNIQUES: list[Technique] = [
     Boundary(length_max=10_000, plants=1, repeats=1, answer_tokens=150),
     Residue(rounds=2, plants=2, words=60, answer_tokens=400),
     Crossed(rounds=1, streams=4),
+    Prefix(documents=3, variant_documents=1, words=40, answer_tokens=900, pictures=1),
+    Ids(rounds=1),
+    ResponseCache(rounds=1, answer_tokens=400),
 ]
 
 
@@ -92,6 +104,13 @@ def test_a_leak_behind_our_gateway_is_caught(technique: Technique, tmp_path: Pat
     with two_tenants(tmp_path, leaks=True) as endpoint:
         result = run(technique, endpoint)
     assert result.verdict == Verdict.LEAK
+
+
+def test_our_gateway_hands_on_nothing_of_what_was_cancelled(tmp_path: Path) -> None:
+    with two_tenants(tmp_path, leaks=False) as endpoint:
+        result = run(Abort(rounds=2, leaves=4, words=60, answer_tokens=400), endpoint)
+    assert result.findings == ()
+    assert result.verdict != Verdict.LEAK
 
 
 def test_the_window_is_read(tmp_path: Path) -> None:

@@ -16,8 +16,6 @@ from sekisho.probe.techniques.stories import coincide
 
 CACHE = ResponseCache(rounds=2, pause_s=0)
 TRIALS, STORIES = 2 * 10, 6
-MORE = (0, 1, 2, 0)
-"""Tokens that the four stories are allowed more."""
 
 
 @pytest.mark.parametrize("leak", ["none", "own cache", "greedy", "one name", "counted"])
@@ -111,23 +109,19 @@ def told(text: str) -> Outcome:
 
 
 def test_stories_raise_no_more_alarms_than_stated_however_often_they_are_equal() -> None:
-    """Endpoints that draw among few and many stories, and allow a letter more, or not."""
+    """Endpoints that draw among few and many stories."""
     source = random.Random(SEED)
     for kinds in (1, 2, 3, 8, 40, 1000):
         alarms = 0
         for _ in range(500):
-            drawn = [[str(source.randrange(kinds)) for _ in range(4)] for _ in range(12)]
-            stories = [
-                [told(one.zfill(4) * 5 + "ab"[:more]) for one, more in zip(four, MORE, strict=True)]
-                for four in drawn
-            ]
+            stories = [[told(str(source.randrange(kinds))) for _ in range(4)] for _ in range(12)]
             alarms += coincide("x", stories, "").p <= 0.05
         assert alarms / 500 < 0.08, f"seed {SEED}, {kinds} kinds"
 
 
 def test_one_shared_story_is_no_proof_and_six_are_beyond_chance() -> None:
     def story(number: int) -> list[Outcome]:
-        return [told(f"{number} {draw} once upon") for draw in MORE]
+        return [told(f"{number} {draw} once upon") for draw in (0, 1, 2, 0)]
 
     assert coincide("x", [story(1)], "").p == pytest.approx(1 / 6)
     assert coincide("x", [story(n) for n in range(6)], "").p == pytest.approx(6**-6)

@@ -1,11 +1,11 @@
 """Stories at temperature 1, the same asked of both accounts: are any drawn only once?
 
-The first account asks for each story three times, each time for one token more, so that a cache of
+The first account asks for each story three times, each time a thousandth colder, so that a cache of
 whole requests holds three; then the second asks as the first did first. Nobody has a secret here.
 Were all four drawn alike, each of their six pairs would be as likely to be the only equal one,
 whatever the model likes to write. Where a cache is shared it is the first's first and the second's.
-An endpoint that draws nothing gives four equal ones, which tell nothing. One that makes its seed
-out of the whole request looks as if it had such a cache.
+An endpoint that draws nothing, or always with one seed, gives four equal ones, which tell nothing.
+One that makes its seed out of the whole request looks as if it had such a cache.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _CHANCE = 1 / 6
 
 def cost(count: int, answer_tokens: int) -> Cost:
     """Of `tell`."""
-    return Cost(1, _PROMPT_TOKENS, answer_tokens + _DRAWS - 1).times(count * (_DRAWS + 1))
+    return Cost(1, _PROMPT_TOKENS, answer_tokens).times(count * (_DRAWS + 1))
 
 
 async def tell(
@@ -45,16 +45,15 @@ async def tell(
         asks[number] = Ask(
             prompt=_STORY.format(number, place),
             answer_tokens=answer_tokens,
-            fields={"temperature": 1},
         )
     found: dict[int, list[Outcome]] = {number: [] for number in asks}
-    for account, more in ((first, 0), (first, 1), (first, 2), (second, 0)):
+    for account, temperature in ((first, 1.0), (first, 0.999), (first, 0.998), (second, 1.0)):
         if account is second:
             await asyncio.sleep(pause_s)
         drawn = await asyncio.gather(
             *(
                 endpoint.ask(
-                    account, msgspec.structs.replace(ask, answer_tokens=answer_tokens + more)
+                    account, msgspec.structs.replace(ask, fields={"temperature": temperature})
                 )
                 for ask in asks.values()
             )
@@ -72,8 +71,7 @@ def coincide(technique: str, stories: Sequence[Sequence[Outcome]], report: str) 
         if len(texts) <= _DRAWS:
             continue
         usable += 1
-        # The shortest may be so because it was allowed a token less.
-        begins = [text[: min(_BEGIN, *map(len, texts))] for text in texts]
+        begins = [text[:_BEGIN] for text in texts]
         equal = [pair for pair in itertools.combinations(range(4), 2) if _same(begins, pair)]
         alone += len(equal) == 1
         hits += equal == [(0, _DRAWS)]
