@@ -220,3 +220,41 @@ def holm(p_values: Sequence[float]) -> list[float]:
         largest = max(largest, (len(p_values) - rank) * p_values[index])
         adjusted[index] = min(1.0, largest)
     return adjusted
+
+
+def sign_p(more: int, less: int) -> float:
+    """The exact one-sided sign test: of the pairs that differ, so many or more in the one way."""
+    return rate_tail(more, more + less, 0.5)
+
+
+def sign_power(count: int, rate: float, base: float, alpha: float = ALPHA) -> float:
+    """How likely ``count`` pairs show a change at ``rate`` by `sign_p`.
+
+    Args:
+        rate: of changes that only one side of a pair can have.
+        base: of changes that either side has anyway, independent of each other.
+    """
+    changed = rate + (1 - rate) * base
+    one, other = changed * (1 - base), (1 - changed) * base
+    differ = np.arange(count + 1)
+    # The fewest one way that are significant among so many that differ.
+    needed = scipy_stats.binom.isf(alpha, differ, 0.5) + 1
+    needed = np.where(scipy_stats.binom.sf(needed - 1, differ, 0.5) <= alpha, needed, count + 1)
+    share = one / (one + other) if one else 0.0
+    shown = scipy_stats.binom.sf(needed - 1, differ, share)
+    return float((scipy_stats.binom.pmf(differ, count, one + other) * shown).sum())
+
+
+def change_caught(
+    count: int, base: float, alpha: float = ALPHA, confidence: float = CONFIDENCE
+) -> float:
+    """The smallest rate of changes that ``count`` pairs show with ``confidence``; 1.0 where they
+    may not even show that all change."""
+    low, high = 0.0, 1.0
+    while high - low > 1e-3:
+        middle = (low + high) / 2
+        if sign_power(count, middle, base, alpha) >= confidence:
+            high = middle
+        else:
+            low = middle
+    return high
