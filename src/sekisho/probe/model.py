@@ -148,16 +148,17 @@ class TechniqueResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole run."""
+    """A whole run. ``not_run``: names of techniques that were planned and did not run."""
 
     techniques: tuple[TechniqueResult, ...]
+    not_run: tuple[str, ...] = ()
 
     def exit_code(self) -> int:
         """0: no leak seen and nothing found. 1: a finding. 3: something could not be judged."""
         if any(one.findings for one in self.techniques):
             return 1
         judged = [one for one in self.techniques if one.verdict != Verdict.INCONCLUSIVE]
-        return 0 if judged and len(judged) == len(self.techniques) else 3
+        return 0 if judged and len(judged) == len(self.techniques) and not self.not_run else 3
 
 
 def point(tokens: int, outcome: Outcome) -> Point:

@@ -40,7 +40,9 @@ def junit(report: Report) -> str:
         if kind == "skipped":
             ET.SubElement(element, kind, {"message": f"waived {one_line(case.waived)}: {told}"})
         elif kind in {"failure", "error"}:
-            ET.SubElement(element, kind, {"type": case.rule or kind, "message": told}).text = told
+            details = [f"{one_line(label)}: {one_line(value)}" for label, value in case.details]
+            found = ET.SubElement(element, kind, {"type": case.rule or kind, "message": told})
+            found.text = "\n".join([told, *details])
         else:
             ET.SubElement(element, "system-out").text = f"{case.status.value}: {told}"
     ET.indent(suites)

@@ -14,7 +14,7 @@ _ENTITIES = str.maketrans(
 
 
 def markdown(report: Report) -> str:
-    """A heading, the verdict, the cases as a table, then the other tables."""
+    """A heading, the verdict, the cases as a table, what they rest on, then the other tables."""
     cases = Table(
         title="",
         columns=("", "rule", "about", "what", "where", "waived"),
@@ -23,6 +23,10 @@ def markdown(report: Report) -> str:
         ],
     )
     parts = [f"## {escaped(report.tool)}", f"**{escaped(report.verdict)}**", _table(cases)]
+    for case in report.cases:
+        if case.details:
+            told = [f"- **{escaped(label)}** {escaped(value)}" for label, value in case.details]
+            parts += [f"### {escaped(f'{case.rule} {case.name}')}", "\n".join(told)]
     for table in report.tables:
         if table.rows:
             parts += [f"### {escaped(table.title)}", _table(table)]

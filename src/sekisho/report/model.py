@@ -20,6 +20,7 @@ class Case:
         rule: a stable id out of `Report.rules`; empty for a pass.
         location: the URL, file or option it is about; never with a credential.
         waived: why and until when it is accepted; empty: it is not.
+        details: names and values of what it rests on; formats may cut long values.
     """
 
     name: str
@@ -28,16 +29,19 @@ class Case:
     rule: str = ""
     location: str = ""
     waived: str = ""
+    details: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class RuleText:
-    """A rule as SARIF describes it: ``rule`` is stable, ``name`` a slug, ``text`` a sentence."""
+    """A rule as SARIF describes it: ``rule`` is stable, ``name`` a slug, ``text`` a sentence,
+    ``tags`` what else names it, such as controls of a standard."""
 
     rule: str
     name: str
     text: str
     status: Status
+    tags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,13 +54,16 @@ def sarif(report: Report) -> str:
 
 
 def _rule(rule: RuleText) -> dict[str, Any]:
-    return {
+    described: dict[str, Any] = {
         "id": rule.rule,
         "name": rule.name,
         "shortDescription": {"text": rule.text},
         "help": {"text": rule.text},
         "defaultConfiguration": {"level": _LEVELS[rule.status]},
     }
+    if rule.tags:
+        described["properties"] = {"tags": list(rule.tags)}
+    return described
 
 
 def _result(case: Case, rules: list[str], seen: Counter[str]) -> dict[str, Any]:
@@ -85,6 +88,8 @@ def _result(case: Case, rules: list[str], seen: Counter[str]) -> dict[str, Any]:
         result["ruleId"] = case.rule
         if case.rule in rules:
             result["ruleIndex"] = rules.index(case.rule)
+    if case.details:
+        result["properties"] = {one_line(name): one_line(value) for name, value in case.details}
     if case.waived:
         result["suppressions"] = [
             {"kind": "external", "status": "accepted", "justification": one_line(case.waived)}

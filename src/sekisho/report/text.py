@@ -13,6 +13,7 @@ def text(report: Report) -> str:
         waived = f"; waived {one_line(case.waived)}" if case.waived else ""
         name = f"{one_line(case.name)}: " if case.name else ""
         lines.append(f"{case.status.value}{about} {name}{one_line(case.message)}{at}{waived}")
+        lines += [f"    {one_line(label)}: {one_line(value)}" for label, value in case.details]
     for table in report.tables:
         if table.rows:
             lines += ["", *_columns(table)]
