@@ -114,8 +114,8 @@ class Timing(Technique):
                 note += "; so few times show nothing"
             else:
                 note += (
-                    f"; hits that come sooner by {_ms(shift)}, and a smaller share of hits that "
-                    f"come sooner than all else, would have shown with {CONFIDENCE:.0%} confidence"
+                    f"; the rate caught holds for hits sooner than every miss, and if every "
+                    f"request hit, {_ms(shift)} sooner would have been enough"
                 )
         is_blind = rate >= 1 and found.verdict == Verdict.NO_LEAK_SEEN
         return msgspec.structs.replace(
