@@ -284,6 +284,7 @@ def _config(role: str, inner: dict[str, Any]) -> Any:
         async_scheduling=False,
     ).create_engine_config()
     config.cache_config.num_gpu_blocks = BLOCKS
+    config.cache_config.kv_cache_layout = "LBHNC"  # as the engine core settles it
     return config
 
 

@@ -262,9 +262,11 @@ class SekishoConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
-        found: str | None = inner.class_of(vllm_config).get_required_kvcache_layout(
-            inner.own_config(vllm_config)
-        )
+        try:
+            own, made = inner.own_config(vllm_config), inner.class_of(vllm_config)
+        except InnerError as error:  # vLLM asks the class before it makes one
+            start.end(str(error))
+        found: str | None = made.get_required_kvcache_layout(own)
         return found
 
     @classmethod

@@ -24,10 +24,13 @@ class Kind(ABC):
     Attributes:
         prefill_seams: functions of its workers that the guard must lie around at prefill.
         addressed_by: the parameters by which decode finds prefill; text.
+        reads: decode itself moves the blocks, so that a transfer it says is complete writes no
+            more; where prefill writes, bytes may still wait in a socket of decode's.
     """
 
     prefill_seams: ClassVar[tuple[Seam, ...]] = ()
     addressed_by: ClassVar[tuple[str, ...]] = ()
+    reads: ClassVar[bool] = False
 
     def transfer(self, role: str, params: Params, blocks: int) -> str | None:
         """The hand-off that ``params`` speak of, of a prompt of ``blocks``; None where it has no

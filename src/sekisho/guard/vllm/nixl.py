@@ -58,6 +58,7 @@ class Nixl(Kind):
 
     prefill_seams = (Seam(f"{_WORKER}._get_new_notifs", ("self",), _get_new_notifs),)
     addressed_by = ("remote_engine_id", "remote_host", "remote_request_id")
+    reads = True
 
     def check_options(self, extra: Params) -> None:
         on = [name for name in _OFF if extra.get(name)]

@@ -229,13 +229,15 @@ class Scheduling:
             self._unsound.discard(name)
             self._asker.ask(manifest.transfer, name, manifest.drain)
             return
-        if name in self._unsound:  # it reported success; what it wrote may be under way
-            self._unsound.discard(name)
+        unsound = name in self._unsound
+        self._unsound.discard(name)
+        if unsound and not self._kind.reads:  # prefill reported success; its bytes may be under way
             self._settling.add(name)
             return
         del self._pins[name]
         self._settle(pin)
-        self.report.commit()
+        if not unsound:
+            self.report.commit()
 
     def put_back(self) -> None:
         """Look what is known of writers: a request whose prefill is gone fails now, and its blocks

@@ -13,7 +13,7 @@ class Known:
 
 RAN = "ran: `make test-engines`, both roles over Mooncake, on CPU"
 NOT_RUN = "not run"
-NIXL_ENDED = "ran: the conformance suite ended at its start"
+NIXL_RAN = "ran: the conformance suite alone, over UCX and TCP; its process then ended by a signal"
 OFFLOADS = "its sources were read: as `kv_both`, without prefill; it cannot carry the headers"
 NO_SALT = "its sources were read: its files are named by tokens alone, so that tenants share them"
 
@@ -23,7 +23,7 @@ VERSIONS: dict[str, Known] = {
 
 CONNECTORS: dict[str, Known] = {
     "MooncakeConnector": Known(RAN, True),
-    "NixlConnector": Known(NIXL_ENDED, False),
+    "NixlConnector": Known(NIXL_RAN, False),
     "LMCacheConnectorV1": Known(NOT_RUN, False),
     "OffloadingConnector": Known(OFFLOADS, False),
     "ExampleConnector": Known(NO_SALT, False),
