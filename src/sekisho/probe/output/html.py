@@ -71,7 +71,7 @@ def _lead(result: Result) -> tuple[str, str]:
 
 def _technique(one: TechniqueResult) -> dict[str, Any]:
     tone, _ = _TONES[one.verdict]
-    rate = f"{one.rate_caught:.2%} or more" if one.rate_caught < 1 else "none"
+    excludes = one.verdict == Verdict.NO_LEAK_SEEN
     return {
         "name": one.technique,
         "tone": tone,
@@ -79,7 +79,7 @@ def _technique(one: TechniqueResult) -> dict[str, Any]:
         "sentence": one.sentence(),
         "clean": f"{one.clean_trials:,}",
         "unusable": sorted(one.unusable.items(), key=lambda pair: -pair[1]),
-        "rate": rate,
+        "rate": f"{one.rate_caught:.2%} or more" if excludes else "none",
         "findings": len(one.findings),
         "tests": [(test.message, f"{test.p:.2g}", test.rule) for test in one.tests],
     }
