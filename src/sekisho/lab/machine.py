@@ -87,6 +87,18 @@ def load_lab_model() -> LabModel:
     return LabModel(spec, weights, load_tokenizer(folder), layout)
 
 
+class Sizes(NamedTuple):
+    """Of a machine: the window that it advertises where nothing ties it to a pool, in tokens, and
+    both pools, in pages."""
+
+    window: int = WINDOW
+    decode_pages: int = DECODE_PAGES
+    prefill_pages: int = PREFILL_PAGES
+
+
+_SIZES = Sizes()
+
+
 class State(NamedTuple):
     """Both nodes between two requests: every byte of their regions, and their ledgers."""
 
@@ -100,11 +112,19 @@ class Machine:
 
     Args:
         model: shared by both nodes.
+
+    Attributes:
+        pair: the nodes, once started.
+        advertised: the window, in tokens, that the gateway holds requests to.
     """
 
-    def __init__(self, model: LabModel) -> None:
-        size, counts = model.layout.page_bytes, (DECODE_PAGES, PREFILL_PAGES)
+    pair: NodePair
+    advertised: int
+
+    def __init__(self, model: LabModel, sizes: Sizes = _SIZES) -> None:
+        size, counts = model.layout.page_bytes, (sizes.decode_pages, sizes.prefill_pages)
         self._model = model
+        self._sizes = sizes
         self._transports = [MemoryTransport(size, count) for count in counts]
         self._runners = [
             model.runner(transport.region, count)
@@ -119,7 +139,7 @@ class Machine:
     def start(self, switches: Switches, state: State | None = None) -> None:
         """New nodes, over empty pools or over ``state``."""
         self.stop()
-        counts = (DECODE_PAGES, PREFILL_PAGES)
+        counts = (self._sizes.decode_pages, self._sizes.prefill_pages)
         pools = [Pool(count, secrets.randbits(63) + 1) for count in counts]
         if state is not None:
             pools = copy.deepcopy(state.pools)
@@ -136,7 +156,7 @@ class Machine:
         # Admission is decode's: it knows what both roles hold, or it looks at itself alone.
         admitted = roles_max if switches.guards("admission") else decode_pages.tokens_max
         # The window is the gateway's: what is advertised is what the roles hold, or a setting.
-        self._advertised = WINDOW if switches.has("window") else roles_max
+        self.advertised = self._sizes.window if switches.has("window") else roles_max
         self._decode = UnsafeDecode(
             self._runners[0],
             decode_pages,
@@ -145,7 +165,7 @@ class Machine:
             tokens_max=admitted,
         )
         self._prefill = UnsafePrefill(self._runners[1], prefill_pages, self._transports[1])
-        self._pair = NodePair(self._decode, self._prefill, self._transports[0], self._model.layout)
+        self.pair = NodePair(self._decode, self._prefill, self._transports[0], self._model.layout)
 
     def state(self) -> State:
         """A copy, to start from again."""
@@ -158,7 +178,7 @@ class Machine:
     def stop(self) -> None:
         """End the nodes; the regions stay. Idempotent."""
         if self._pages:
-            self._pair.part()
+            self.pair.part()
             self._pages = []
 
     def close(self) -> None:
@@ -172,7 +192,7 @@ class Machine:
         [tenants] = {pages.policy.tenants for pages in self._pages}
         runner, pages = self._runners[0].name, self._pages[0]
         return Ready(
-            self._advertised,
+            self.advertised,
             "",
             self._transports[0].name,
             runner,
@@ -198,7 +218,7 @@ class Machine:
         }
         try:
             request = parse(ChatRequest, json.dumps(body).encode())
-            [call] = chat_calls(request, self._served, self._advertised)
+            [call] = chat_calls(request, self._served, self.advertised)
         except ApiError as error:
             spent = 1000 * (time.perf_counter() - start)
             counted = self.count(content)
@@ -223,9 +243,9 @@ class Machine:
         return pages.before.get(self._requests, []), pages.after.get(self._requests, [])
 
     def _run(self, tenant: str, call: Call) -> tuple[str, Ended, list[str]]:
-        self._pair.generate(self._requests, tenant, call.tokens, call.params)
+        self.pair.generate(self._requests, tenant, call.tokens, call.params)
         text, end = "", None
-        for event in self._pair.events():
+        for event in self.pair.events():
             if isinstance(event, Delta):
                 text += event.text
             else:
@@ -234,4 +254,4 @@ class Machine:
             pages.pool.check_integrity()
         if end is None:
             raise LabError(f"a request of {tenant} has no end")
-        return text, end, [str(item) for item in self._pair.evidence]
+        return text, end, [str(item) for item in self.pair.evidence]

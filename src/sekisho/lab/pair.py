@@ -8,7 +8,7 @@ from sekisho.core.page import PageLayout
 from sekisho.engine.output import Delta, Ended
 from sekisho.engine.params import SamplingParams
 from sekisho.node.decode import DecodeNode
-from sekisho.node.messages import Generate, Join
+from sekisho.node.messages import Abort, Generate, Join
 from sekisho.node.prefill import PrefillNode
 from sekisho.transport import Transport
 
@@ -34,6 +34,19 @@ class NodePair:
         """Give the decode node a request; its answer comes with `events`."""
         self._decode.generate(Generate(request, scope, tokens, params, _PREFILL), 0.0)
 
+    def abort(self, request: int) -> None:
+        """The client of that request has left."""
+        self._decode.abort(Abort(request))
+
+    def outputs(self) -> list[Delta | Ended]:
+        """What the decode node has said since it was asked last."""
+        return [e for e in self._decode.to_gateway() if isinstance(e, Delta | Ended)]
+
+    @property
+    def idle(self) -> bool:
+        """Every request has ended, and every write."""
+        return self._decode.idle and self._prefill.idle
+
     def events(self) -> Iterator[Delta | Ended]:
         """Step both nodes until every request has ended and nothing is written any more.
 
@@ -42,8 +55,8 @@ class NodePair:
         """
         waits = 0
         while waits < _WAITS_MAX:
-            moved = self._step()
-            events = [e for e in self._decode.to_gateway() if isinstance(e, Delta | Ended)]
+            moved = self.step()
+            events = self.outputs()
             yield from events
             if self._prefill.idle and not self._decode.counts()["running"] and not moved:
                 return
@@ -55,7 +68,8 @@ class NodePair:
         """The prefill node forgets the decode node, and with it the mapping of its region."""
         self._prefill.peer_dead(_DECODE)
 
-    def _step(self) -> bool:
+    def step(self) -> bool:
+        """One step of both nodes; False if neither had anything to do."""
         moved = self._decode.step(0.0)
         for _, message in self._decode.to_prefill:
             self._prefill.receive(_DECODE, message, 0.0)
