@@ -12,7 +12,7 @@ from faulty_vllm import BLOCK, FaultyPair, Outcome, ask, ask_decode, ask_now, bo
 from vllm_prompts import OTHER, STORY, tokens
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
-_LATE_S = 35  # decode gives up after 15, and the other tenant then runs for half a minute
+_PATIENCE = 3000  # tenths of a second; decode gives up after 15 s
 
 
 @pytest.fixture(scope="module")
@@ -133,21 +133,37 @@ def _late(pair: FaultyPair, salt: str) -> tuple[list[int], list[int], Outcome, O
     """A transfer stalls beyond decode's patience; another tenant's request then fills what the
     pool has, and is still running when it lands: blocks of both, and what both clients saw."""
     asked, filler = tokens(STORY, 8 * BLOCK), tokens(OTHER, 13 * BLOCK + 1)
-    seen: list[Outcome] = []
+    seen: dict[str, Outcome] = {}
     marks = [len(pair.traced(event)) for event in ("handed", "landed", "stalled")]
-    pair.switch({"late": {"seconds": _LATE_S}}, off=pair.off)
-    stalled = threading.Thread(
-        target=lambda: seen.append(_one(pair, body(asked, salt=f"{salt} late")))
-    )
-    stalled.start()
-    while len(pair.traced("stalled")) == marks[2]:
-        time.sleep(0.1)
+
+    def client(name: str, request: dict[str, Any]) -> threading.Thread:
+        def ask() -> None:
+            seen[name] = _one(pair, request, timeout_s=400)
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        return thread
+
+    def wait_for(event: str, count: int) -> None:
+        for _ in range(_PATIENCE):
+            if len(pair.traced(event)) >= count:
+                return
+            time.sleep(0.1)
+        raise AssertionError(f"there was no {event!r}")
+
+    pair.switch({"late": {"seconds": 600}}, off=pair.off)
+    first = client("first", body(asked, salt=f"{salt} late"))
+    wait_for("stalled", marks[2] + 1)
+    pair.switch({"held": {"until": "switched"}}, off=pair.off)
+    first.join()
+    second = client("second", body(filler, 300, salt=f"{salt} other"))
+    wait_for("landed", marks[1] + 1)  # its own transfer; from here on it runs
+    time.sleep(2)
     pair.switch(off=pair.off)
-    stalled.join()
-    # Long enough to be running when the write lands.
-    other = _one(pair, body(filler, 300, salt=f"{salt} other"), timeout_s=200)
+    wait_for("landed", marks[1] + 2)
+    assert second.is_alive(), "the write came too late to show anything"
+    second.join()
     landed = pair.traced("landed")[marks[1] :]
-    assert len(landed) == 2, "the write never landed"
     handed = [
         one
         for one in pair.traced("handed")[marks[0] :]
@@ -155,7 +171,7 @@ def _late(pair: FaultyPair, salt: str) -> tuple[list[int], list[int], Outcome, O
     ]
     late = [b for one in handed if one["tokens"] == len(asked) for b in one["blocks"]]
     reused = [b for one in handed if one["tokens"] == len(filler) for b in one["blocks"]]
-    return late, reused, seen[0], other
+    return late, reused, seen["first"], seen["second"]
 
 
 def test_a_late_write_lands_in_blocks_that_nobody_was_given(pair: FaultyPair) -> None:

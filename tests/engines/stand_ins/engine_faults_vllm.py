@@ -40,7 +40,9 @@ def _send_blocks(original: Any, worker: Any, *args: Any, **kwargs: Any) -> Any:
     stall = fault("late")
     if stall:
         trace("stalled")
-        time.sleep(stall["seconds"])
+        end = time.monotonic() + stall["seconds"]
+        while time.monotonic() < end and (fault("late") or fault("held")):
+            time.sleep(0.1)
     out = original(worker, *args, **kwargs)
     trace("landed", status=out)
     return out
