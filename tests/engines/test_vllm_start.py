@@ -76,7 +76,7 @@ def test_with_an_unknown_version(tmp_path: Path) -> None:
 def test_with_an_inner_connector_that_was_not_tried(tmp_path: Path) -> None:
     extra = {**GUARD["kv_connector_extra_config"], "inner": "OffloadingConnector"}
     said = _last_words(tmp_path, {**GUARD, "kv_connector_extra_config": extra})
-    assert "OffloadingConnector was not tried" in said
+    assert "OffloadingConnector is not supported" in said
 
 
 _MAKE = """

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import typer
 
-from sekisho.cli import config, gate, gate_plan, lab, serve, sim
+from sekisho.cli import config, gate, gate_plan, lab, probe, serve, sim
 from sekisho.config import ConfigError
 
 app = typer.Typer(
@@ -21,6 +21,8 @@ app.add_typer(config.app, name="config")
 gate.app.command()(gate_plan.plan)
 app.add_typer(gate.app, name="gate")
 app.add_typer(lab.app, name="lab")
+app.add_typer(probe.app, name="probe")
+app.add_typer(probe.app, name="probe")
 app.add_typer(sim.app, name="sim")
 
 

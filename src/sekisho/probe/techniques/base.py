@@ -134,6 +134,7 @@ class Notes:
 
 
 def planting(document: Document, answer_tokens: int, *, stream: bool = False) -> Ask:
-    """The request that plants a document."""
-    prompt = f"{document.text}\nPlease continue the minutes."
+    """The request that plants a document, and asks for its last secret: whoever is answered from
+    this request's memory then says it, where one that goes on with the minutes may take long."""
+    prompt = f"{document.text}\n{document.canaries[-1].question()}"
     return Ask(prompt=prompt, answer_tokens=answer_tokens, stream=stream)
