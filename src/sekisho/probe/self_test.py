@@ -64,8 +64,8 @@ class Sensitivity(msgspec.Struct, frozen=True, kw_only=True):
         trials: of the technique.
         shown: of them, those that showed it; 0 where only all of them together do.
         rate: 0.95 interval of the two.
-        first: how many questions the second account had asked when it first showed; 0: never, or
-            by a test over all.
+        first: how many questions had been asked when it first showed, by the second account where
+            only that one asks; 0: never, or by a test over all.
         p: of the test that found it, adjusted.
         reason: the verdict's sentence.
     """
@@ -212,7 +212,11 @@ async def _sensitivity(control: Control, server: Server) -> Sensitivity:
     # Faults of status and counts are no catch; changed answers are, though no leak by themselves.
     caught = [one for one in result.findings if RULES[one.rule].certainty != Certainty.STRUCTURAL]
     serials = {finding.seen_in for finding in caught if finding.seen_in}
-    first = sum(serial <= min(serials) for serial in asked) if serials else 0
+    # Where the first account asks as well, as in `Crossed`, what it asked counts too.
+    counted = [serial for serial, account in asked.items() if account == "B"]
+    if not serials <= set(counted):
+        counted = list(asked)
+    first = sum(serial <= min(serials) for serial in counted) if serials else 0
     values = [finding.p for finding in caught if finding.p is not None]
     trials = result.clean_trials + sum(result.unusable.values())
     # An answer that was searched, but is no trial, may show it too.
@@ -247,14 +251,13 @@ def _silence(result: TechniqueResult) -> Silence:
     )
 
 
-async def _run(technique: Technique, server: Server) -> tuple[TechniqueResult, list[int]]:
-    """Its result, not settled, and the serials of what the second account asked."""
+async def _run(technique: Technique, server: Server) -> tuple[TechniqueResult, dict[int, str]]:
+    """Its result, not settled, and who sent what, by serial."""
     accounts = Account("A", server.key_a), Account("B", server.key_b)
-    asked: list[int] = []
+    asked: dict[int, str] = {}
 
     def log(outcome: Outcome) -> None:
-        if outcome.account == "B":
-            asked.append(outcome.serial)
+        asked[outcome.serial] = outcome.account
 
     budget = budget_of(technique.cost() + Cost(1))
     async with Endpoint(server.base_url, server.model, accounts, budget=budget, log=log) as found:
