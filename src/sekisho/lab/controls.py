@@ -22,9 +22,15 @@ from sekisho.lab.switches import switches
 from sekisho.lab.unsafe import LabError
 
 SIZES: Mapping[str, Mapping[str, Any]] = {
-    "boundary": {"plants": 1, "repeats": 1, "answer_tokens": 48},
-    "residue": {"rounds": 2, "plants": 3, "words": 120, "answer_tokens": 48},
-    "crossed": {"rounds": 2, "streams": 4, "answer_tokens": 64},
+    "boundary": {"plants": 2, "repeats": 1, "bisect_max": 6, "answer_tokens": 48},
+    "residue": {"rounds": 2, "plants": 7, "words": 60},
+    "abort": {"rounds": 1, "leaves": 6, "words": 60},
+    "crossed": {"rounds": 2, "streams": 4, "answer_tokens": 48},
+    "prefix": {"documents": 4, "variant_documents": 1, "words": 120, "pictures": 1},
+    "ids": {"rounds": 1, "answer_tokens": 48},
+    "response-cache": {"rounds": 1, "stories": 4, "story_tokens": 48},
+    "timing": {"samples": 20, "own_samples": 15, "words": 200},
+    "interference": {"rounds": 1, "plants": 2, "words": 60},
 }
 """Arguments of each technique with which its control can be asked on a small machine."""
 

@@ -10,7 +10,7 @@ import itertools
 import json
 import math
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -73,22 +73,32 @@ async def _told(
         count += len(event.tokens)
 
 
+@dataclass(eq=False)
+class _Channel:
+    """Answers come in the order of their requests; ``last`` is the pump of the newest."""
+
+    events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
+    last: asyncio.Task[None] | None = None
+
+
 class DirtyChannels(_Around):
     """Defect ``dirty-channel``: a channel goes back to the pool when its client leaves, and the
     engine, which was told nothing, still answers into it."""
 
     def __init__(self, backend: Backend) -> None:
         super().__init__(backend)
-        self._free: list[asyncio.Queue[Event]] = []
+        self._free: deque[_Channel] = deque()
 
     async def generate(
         self, scope: str, tokens: list[int], params: SamplingParams
     ) -> AsyncGenerator[Event, None]:
         """See `Backend`."""
-        channel = self._free.pop() if self._free else asyncio.Queue[Event]()
-        self._keep(asyncio.create_task(self._fill(channel, scope, tokens, params)))
+        channel = self._free.popleft() if self._free else _Channel()
+        channel.last = asyncio.create_task(self._fill(channel, channel.last, scope, tokens, params))
+        self._keep(channel.last)
+        events = _told(next(self._numbers), channel.events, params.max_tokens)
         try:
-            async with aclosing(_told(next(self._numbers), channel, params.max_tokens)) as events:
+            async with aclosing(events):
                 async for event in events:
                     yield event
         finally:
@@ -96,13 +106,16 @@ class DirtyChannels(_Around):
 
     async def _fill(
         self,
-        channel: asyncio.Queue[Event],
+        channel: _Channel,
+        before: asyncio.Task[None] | None,
         scope: str,
         tokens: list[int],
         params: SamplingParams,
     ) -> None:
+        if before is not None:
+            await asyncio.wait([before])
         async for event in self._backend.generate(scope, tokens, params):
-            channel.put_nowait(event)
+            channel.events.put_nowait(event)
 
 
 @dataclass(eq=False)
