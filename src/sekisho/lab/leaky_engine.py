@@ -27,7 +27,7 @@ from sekisho.node.decode import DecodeNode
 from sekisho.node.messages import Abort, Generate
 from sekisho.transport import MemoryTransport
 
-WINDOW = 2048
+WINDOW = 1024
 POOL_PAGES = 512
 BATCH_MAX = 8
 _CHUNK_TOKENS = 256
