@@ -216,6 +216,8 @@ def test_alone_each_engine_answers_from_the_prompt(technique: str) -> None:
         ("residue", PROMPT_B, False),
         ("prefix", PROMPT_A[:55], False),
         ("prefix", PROMPT_B, True),
+        ("prefix", PROMPT_A[:40] + PROMPT_B, True),  # of which two pages are the same
+        ("prefix", PROMPT_A[:50] + 3 * PROMPT_B, True),  # and here three, and many are not
         ("timing", PROMPT_A[:55], True),
     ],
 )
@@ -244,12 +246,21 @@ def test_beside_another_tenant(technique: str, is_own: bool) -> None:
 def test_a_client_that_leaves_frees_its_request_in_the_engine() -> None:
     async def main() -> None:
         async with stepped("") as (backend, node):
+            said: list[Delta | Ended] = []
+            outputs = node.outputs
+
+            def heard() -> list[Delta | Ended]:
+                said.extend(new := outputs())
+                return new
+
+            node.outputs = heard  # type: ignore[method-assign]
             params = SamplingParams(max_tokens=900, temperature=0)
             events = backend.generate("a", PROMPT_A, params)
             await anext(events)
             await events.aclose()
-            while not node.idle:
+            while not (ends := [event.code for event in said if isinstance(event, Ended)]):
                 await asyncio.sleep(0.01)
+            assert ends == ["client_gone"]
             assert await tokens_of(backend, "b", PROMPT_B, 4) == answer(PROMPT_B, 4)
 
     asyncio.run(main())

@@ -29,7 +29,7 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
     "prefix": {"documents": 4, "variant_documents": 1, "words": 120, "pictures": 1},
     "ids": {"rounds": 1, "answer_tokens": 48},
     "response-cache": {"rounds": 1, "stories": 4, "story_tokens": 48},
-    "timing": {"samples": 20, "own_samples": 15, "words": 200},
+    "timing": {"samples": 16, "own_samples": 12, "words": 120},
     "interference": {"rounds": 1, "plants": 2, "words": 60},
 }
 """Arguments of each technique with which its control can be asked on a small machine."""
