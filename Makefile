@@ -32,7 +32,7 @@ test: model  ## all tests, core/ covered to the last line and branch; prints its
 
 test-engines: model  ## tests with real SGLang and vLLM on the CPU, installed into .engines first
 	$(BIN)/python tests/engines/install.py $(ENGINES)
-	$(BIN)/pytest -m engines -s --durations=0 tests/engines $(ARGS)
+	$(BIN)/pytest -m engines -s --durations=0 tests/engines tests/e2e/test_probe_controls.py $(ARGS)
 
 # Some machines force an old OpenBLAS kernel through these two; a measurement must not inherit it.
 bench: model  ## the table of ratios, and the same as JSON

@@ -16,7 +16,7 @@ from sekisho.probe.model import TechniqueResult, Verdict
 from sekisho.probe.oracles import settle
 from sekisho.probe.techniques import TECHNIQUES
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 
 SEED = 7
 TRIALS_MAX = 20
