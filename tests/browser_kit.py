@@ -17,6 +17,11 @@ from playwright.sync_api import Browser, Page, sync_playwright
 Scheme = Literal["light", "dark"]
 SCHEMES: list[Scheme] = ["light", "dark"]
 WIDTHS = [1280, 400]
+HOSTILE = (
+    "</blockquote></script><script>alert(1)</script><img src=x onerror=alert(2)>"
+    "<svg onload=alert(3)> &lt;b&gt; \u202e" + "W" * 300
+)
+"""A text that acts on a page which does not escape it, and is wider than any."""
 
 
 @contextlib.contextmanager

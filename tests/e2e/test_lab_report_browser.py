@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from playwright.sync_api import Browser
 
-from browser_kit import SCHEMES, WIDTHS, Visit, launched
+from browser_kit import HOSTILE, SCHEMES, WIDTHS, Visit, launched
 from lab_report_kit import incident, report
 from sekisho.cli import main
 from sekisho.lab.report import write_report
@@ -17,10 +17,6 @@ from sekisho.lab.results import LabReport, Side
 SEED = 20260908
 
 pytestmark = pytest.mark.timeout(900)
-HOSTILE = (
-    "</blockquote></script><script>alert(1)</script><img src=x onerror=alert(2)>"
-    "<svg onload=alert(3)> &lt;b&gt; \u202e" + "W" * 300
-)
 
 
 @pytest.fixture(scope="module")

@@ -6,15 +6,11 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser
 
-from browser_kit import SCHEMES, WIDTHS, Visit, launched
+from browser_kit import HOSTILE, SCHEMES, WIDTHS, Visit, launched
 from probe_report_kit import ABOUT, MINT, Run, leaking, quiet
 from sekisho.probe.output import render
 
 pytestmark = pytest.mark.timeout(600)
-HOSTILE = (
-    "</blockquote></script><script>alert(1)</script><img src=x onerror=alert(2)>"
-    "<svg onload=alert(3)> &lt;b&gt; \u202e" + "W" * 300
-)
 
 
 @pytest.fixture(scope="module")

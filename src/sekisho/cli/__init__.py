@@ -22,7 +22,6 @@ gate.app.command()(gate_plan.plan)
 app.add_typer(gate.app, name="gate")
 app.add_typer(lab.app, name="lab")
 app.add_typer(probe.app, name="probe")
-app.add_typer(probe.app, name="probe")
 app.add_typer(sim.app, name="sim")
 
 

@@ -5,30 +5,21 @@
 
 import asyncio
 import os
-import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperGroup
+
+from sekisho.cli.conventions import default_to, one_line, write_result
 
 if TYPE_CHECKING:
     from sekisho.gate.model import Claim, Engine, Result, Role
     from sekisho.gate.run import Plan, Target
 
 
-class _CheckByDefault(TyperGroup):
-    """What is no command and no plea for help goes to ``check``."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not args or (args[0] not in self.commands and args[0] != "--help"):
-            args = ["check", *args]
-        return super().parse_args(ctx, args)
-
-
-app = typer.Typer(cls=_CheckByDefault)
+app = typer.Typer(cls=default_to("check"))
 
 
 @app.callback()
@@ -161,15 +152,12 @@ def check(
         ("llama.cpp", None, llama_cpp),
         ("tgi", None, tgi),
     ]
-    try:
+    with one_line(GateError):
         keys = _keys(key_env, key_file)
         targets = _targets(kinds, engine, metrics_file, role, model, keys)
         claimed = _claims(model, advertised, output_tokens, prompt, config)
         plan = _plan(catalogue, targets, claimed, margin, margin_is_required, timeout)
         code = _run(plan, output_format.value, output, watch, watch_host, watch_port)
-    except GateError as error:
-        print(f"sekisho: {' '.join(str(error).split())}", file=sys.stderr)
-        raise typer.Exit(2) from None
     raise typer.Exit(code)
 
 
@@ -277,10 +265,11 @@ def _run(
     watch_port: int,
 ) -> int:
     from sekisho.gate.model import ClaimError
+    from sekisho.gate.output import render
     from sekisho.gate.run import check as run
 
     def told(result: "Result") -> None:
-        _write(result, output_format, output)
+        write_result(render(result, output_format), output)
 
     if watch is None:
         if watch_port:
@@ -291,17 +280,3 @@ def _run(
     from sekisho.gate.watch import watch as watch_plan
 
     return asyncio.run(watch_plan(plan, watch, watch_host, watch_port, told))
-
-
-def _write(result: "Result", output_format: str, output: Path | None) -> None:
-    from sekisho.gate.model import GateError
-    from sekisho.gate.output import render
-
-    text = render(result, output_format)
-    if output is None:
-        print(text, end="" if text.endswith("\n") else "\n", flush=True)
-        return
-    try:
-        output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise GateError(f"{output}: {error.strerror}") from None

@@ -1,10 +1,11 @@
 """``sekisho gate plan``: from ``config.json`` and memory to the largest honest window."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from sekisho.cli.conventions import one_line
 
 if TYPE_CHECKING:
     from sekisho.gate.plan import PoolPlan
@@ -28,7 +29,7 @@ def plan(
     from sekisho.gate.model import GateError
     from sekisho.gate.plan import load_config, parse_bytes, plan_pool
 
-    try:
+    with one_line(GateError):
         fields, trained = load_config(config)
         found = plan_pool(
             fields,
@@ -40,9 +41,6 @@ def plan(
             dtype=dtype,
             page_size=page_size,
         )
-    except GateError as error:
-        print(f"sekisho: {' '.join(str(error).split())}", file=sys.stderr)
-        raise typer.Exit(2) from None
     print("\n".join(_lines(found)))
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sekisho.cli.conventions import one_line, unwritable
 from sekisho.cli.progress import clear, progress
 
 if TYPE_CHECKING:
@@ -120,11 +121,8 @@ def _errors() -> Iterator[None]:
     from sekisho.lab.unsafe import LabError
     from sekisho.transport import TransportError
 
-    try:
+    with one_line(ModelError, LabError, TransportError, OSError):
         yield
-    except (ModelError, LabError, TransportError, OSError) as error:
-        print(f"sekisho: {error}", file=sys.stderr)
-        raise typer.Exit(2) from None
 
 
 @contextmanager
@@ -146,10 +144,9 @@ def _print(lines: list[str]) -> None:
 
 
 def _writable(*paths: Path | None) -> None:
-    """Minutes of trials must not end at a folder that is not there."""
-    for path in paths:
-        if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
-            raise typer.BadParameter(f"{path} cannot be written")
+    path = unwritable(*paths)
+    if path is not None:
+        raise typer.BadParameter(f"{path} cannot be written")
 
 
 def _write(found: "LabReport", json: Path | None, report: Path | None) -> None:

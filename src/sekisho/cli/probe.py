@@ -9,22 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
+from sekisho.cli.conventions import default_to, one_line
 
-class _RunByDefault(TyperGroup):
-    """What is no command and no plea for help goes to ``run``."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not args or (args[0] not in self.commands and args[0] != "--help"):
-            args = ["run", *args]
-        return super().parse_args(ctx, args)
-
-
-app = typer.Typer(cls=_RunByDefault)
+app = typer.Typer(cls=default_to("run"))
 
 
 @app.callback()
@@ -159,7 +150,7 @@ def run(
             model,
             keys,
             seed=secrets.randbits(63) if seed is None else seed,
-            techniques=tuple(technique or ()),
+            techniques=names,
             size=size.value,
             window=window,
             length_max=length_max,
@@ -234,8 +225,5 @@ def _errors() -> Iterator[None]:
     except ModuleNotFoundError as error:
         print(f"sekisho: {error.name} is missing: pip install 'sekisho[probe]'", file=sys.stderr)
         raise typer.Exit(2) from None
-    try:
+    with one_line(*MENDABLE):
         yield
-    except MENDABLE as error:
-        print(f"sekisho: {' '.join(str(error).split())}", file=sys.stderr)
-        raise typer.Exit(2) from None

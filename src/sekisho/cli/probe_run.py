@@ -11,11 +11,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sekisho.cli.conventions import unwritable, write_result
 from sekisho.cli.progress import clear, progress
 from sekisho.gate.fetch import Key
 from sekisho.gate.model import GateError
 from sekisho.gate.run import read_key
-from sekisho.probe.budget import Budget, Prices
+from sekisho.probe.budget import Budget, Cost, Prices
 from sekisho.probe.endpoint import Account
 from sekisho.probe.folder import (
     Folder,
@@ -179,17 +180,19 @@ def told_costs(planned: Plan) -> int:
     """The dry run; exit code 0, or 2 where the budget does not hold it."""
     prices = planned.budget.prices
     for technique in planned.made():
-        cost = technique.cost()
-        money = f", {cost.money(prices):.4g} in money" if prices is not None else ""
         print(f"{technique.name}: to {technique.goal} ({technique.report})")
-        print(f"  at most {cost.requests:,} requests, {cost.tokens:,} tokens{money}")
+        print(f"  at most {_told_cost(technique.cost(), prices)}")
     cost = planned.cost()
-    money = f", {cost.money(prices):.4g} in money" if prices is not None else ""
-    print(f"together at most {cost.requests:,} requests, {cost.tokens:,} tokens{money}")
+    print(f"together at most {_told_cost(cost, prices)}")
     refused = planned.budget.refuses(cost)
     if refused:
         raise PlanError(refused)
     return 0
+
+
+def _told_cost(cost: Cost, prices: Prices | None) -> str:
+    money = f", {cost.money(prices):.4g} in money" if prices is not None else ""
+    return f"{cost.requests:,} requests, {cost.tokens:,} tokens{money}"
 
 
 def new(planned: Plan, keys: Keys, path: Path | None, how: Shown) -> int:
@@ -255,19 +258,12 @@ def told(path: Path, how: Shown) -> int:
         self_test=None if tested is None else tested.sentence(),
     )
     text = render(result, about, read_exchanges(path, shown(result)), how.output_format)
-    if how.output is None:
-        print(text, end="" if text.endswith("\n") else "\n", flush=True)
-    else:
-        try:
-            how.output.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise FolderError(f"{how.output}: {error.strerror}") from None
+    write_result(text, how.output)
     return result.exit_code()
 
 
 def _check_writable(path: Path | None) -> None:
-    """An hour of trials must not end at a folder that is not there."""
-    if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+    if unwritable(path) is not None:
         raise FolderError(f"{path} cannot be written")
 
 

@@ -99,6 +99,12 @@ class Sizes(NamedTuple):
 _SIZES = Sizes()
 
 
+def served_model(model: LabModel) -> ServedModel:
+    """What a gateway must know of it."""
+    spec = model.spec
+    return ServedModel(NAME, model.tokenizer, spec.vocab_size, spec.eos_token_ids, created=0)
+
+
 class State(NamedTuple):
     """Both nodes between two requests: every byte of their regions, and their ledgers."""
 
@@ -130,9 +136,7 @@ class Machine:
             model.runner(transport.region, count)
             for transport, count in zip(self._transports, counts, strict=True)
         ]
-        self._served = ServedModel(
-            NAME, model.tokenizer, model.spec.vocab_size, model.spec.eos_token_ids, created=0
-        )
+        self._served = served_model(model)
         self._requests = 0
         self._pages: list[LabPages] = []
 

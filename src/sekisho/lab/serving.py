@@ -26,9 +26,8 @@ from sekisho.engine.output import Delta, Ended
 from sekisho.engine.params import SamplingParams
 from sekisho.gateway.app import create_app
 from sekisho.gateway.backend import Backend, Capacity, NodeCapacity
-from sekisho.gateway.model import ServedModel
 from sekisho.gateway.store import TenantStore
-from sekisho.lab.machine import PAGE_SIZE, LabModel
+from sekisho.lab.machine import PAGE_SIZE, LabModel, served_model
 from sekisho.lab.unsafe import LabError
 
 LOOPBACK = "127.0.0.1"
@@ -78,6 +77,7 @@ class LabBackend:
         self._streams: dict[int, _Stream] = {}
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="sekisho-lab")
+        self._idle = True
 
     def start(self) -> None:
         """Step from now on."""
@@ -140,8 +140,6 @@ class LabBackend:
             for request in list(self._streams):
                 self._tell(Ended(request, "node_lost", "the lab's engine has failed", 0, 0))
 
-    _idle = True
-
     def _take(self) -> bool:
         """Make the calls that wait, or wait for one; False where there is to be no more."""
         wait = self._idle and not self._calls.qsize()
@@ -184,11 +182,8 @@ async def serving(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sekisho-lab-")))
         store, keys = await asyncio.to_thread(_tenants, folder)
         stack.callback(store.close)
-        served = ServedModel(
-            NAME, model.tokenizer, model.spec.vocab_size, model.spec.eos_token_ids, created=0
-        )
         listener = stack.enter_context(socket.create_server((LOOPBACK, 0)))
-        app = wrap(create_app(backend, served, store))
+        app = wrap(create_app(backend, served_model(model), store))
         config = uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=_DRAIN_S)
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

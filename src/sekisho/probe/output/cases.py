@@ -56,6 +56,20 @@ def ordered(result: Result) -> list[Finding]:
     )
 
 
+def few(result: Result, alike_max: int) -> tuple[list[Finding], list[tuple[str, str, int]]]:
+    """`ordered`, with at most so many of one rule and technique; and, as rule, technique and
+    count, how many of which are left out."""
+    alike: Counter[tuple[str, str]] = Counter()
+    shown = []
+    for finding in ordered(result):
+        kind = finding.rule, finding.technique
+        alike[kind] += 1
+        if alike[kind] <= alike_max:
+            shown.append(finding)
+    hidden = [(*kind, count - alike_max) for kind, count in alike.items() if count > alike_max]
+    return shown, hidden
+
+
 def by_finding(
     result: Result, about: About, exchanges: Mapping[int, Outcome], *, every: bool
 ) -> Report:
@@ -64,17 +78,11 @@ def by_finding(
     Args:
         every: also of those of one rule and technique that are much like the others.
     """
-    cases: list[Case] = []
-    alike: Counter[tuple[str, str]] = Counter()
-    for finding in ordered(result):
-        kind = finding.rule, finding.technique
-        alike[kind] += 1
-        if every or alike[kind] <= _ALIKE_MAX:
-            cases.append(_case(finding, about, exchanges))
-    for (rule, technique), count in alike.items():
-        if not every and count > _ALIKE_MAX:
-            message = f"{count - _ALIKE_MAX:,} more findings like these; json and sarif hold all"
-            cases.append(Case(name=technique, status=Status.ERROR, message=message, rule=rule))
+    shown, hidden = (ordered(result), []) if every else few(result, _ALIKE_MAX)
+    cases = [_case(finding, about, exchanges) for finding in shown]
+    for rule, technique, count in hidden:
+        message = f"{count:,} more findings like these; json and sarif hold all"
+        cases.append(Case(name=technique, status=Status.ERROR, message=message, rule=rule))
     cases += [_technique(one, about) for one in result.techniques if _is_told(one)]
     return _report(result, about, cases)
 

@@ -4,7 +4,6 @@ What an endpoint sent is hostile: the template escapes all of it, and `sekisho.r
 what cannot be seen. Equal values give equal bytes.
 """
 
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from sekisho.probe.exchange import Outcome
 from sekisho.probe.model import Finding, Result, TechniqueResult, Verdict
 from sekisho.probe.output import figures
 from sekisho.probe.output.about import About
-from sekisho.probe.output.cases import numbers, ordered, verdict
+from sekisho.probe.output.cases import few, numbers, verdict
 from sekisho.probe.output.evidence import evidence
 from sekisho.probe.rules import RULES
 from sekisho.probe.stats import CONFIDENCE
@@ -32,7 +31,7 @@ _TONES = {
 
 def html(result: Result, about: About, exchanges: Mapping[int, Outcome]) -> str:
     """The page as text."""
-    shown, hidden = _findings(result, exchanges)
+    shown, hidden = few(result, _ALIKE_MAX)
     tone, stamp = _lead(result)
     return (
         environment(_TEMPLATES)
@@ -44,7 +43,7 @@ def html(result: Result, about: About, exchanges: Mapping[int, Outcome]) -> str:
             verdict=verdict(result),
             techniques=[_technique(one) for one in result.techniques],
             not_run=result.not_run,
-            findings=shown,
+            findings=[_finding(one, exchanges, place) for place, one in enumerate(shown, 1)],
             hidden=hidden,
             maps=_drawn(result, figures.leak_map),
             times=_times(result),
@@ -83,21 +82,6 @@ def _technique(one: TechniqueResult) -> dict[str, Any]:
         "findings": len(one.findings),
         "tests": [(test.message, f"{test.p:.2g}", test.rule) for test in one.tests],
     }
-
-
-def _findings(
-    result: Result, exchanges: Mapping[int, Outcome]
-) -> tuple[list[dict[str, Any]], list[tuple[str, str, int]]]:
-    """Those that are shown, and how many of which rule and technique are not."""
-    alike: Counter[tuple[str, str]] = Counter()
-    shown: list[dict[str, Any]] = []
-    for finding in ordered(result):
-        kind = finding.rule, finding.technique
-        alike[kind] += 1
-        if alike[kind] <= _ALIKE_MAX:
-            shown.append(_finding(finding, exchanges, len(shown) + 1))
-    hidden = [(*kind, count - _ALIKE_MAX) for kind, count in alike.items() if count > _ALIKE_MAX]
-    return shown, hidden
 
 
 def _finding(finding: Finding, exchanges: Mapping[int, Outcome], place: int) -> dict[str, Any]:

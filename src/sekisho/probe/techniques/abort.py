@@ -15,7 +15,7 @@ from sekisho.probe.cut import LEFT, Cut
 from sekisho.probe.endpoint import Endpoint
 from sekisho.probe.exchange import Answer, Ask, Outcome, Refused
 from sekisho.probe.model import TechniqueResult
-from sekisho.probe.techniques.base import WORDS_TO_TOKENS, Notes, Technique, planting
+from sekisho.probe.techniques.base import WORDS_TO_TOKENS, Notes, Technique, planting, unprepared
 
 _HALF_WAYS = 2  # a half-closed connection, and half of a body
 _ESTIMATED = 3
@@ -134,7 +134,7 @@ class Abort(Technique):
 def _failed(outcome: Outcome, cut: Cut) -> str:
     """Why this request of the first account prepares no trial; empty where it does."""
     if isinstance(outcome, Refused):
-        return "what prepares a trial was refused"
+        return unprepared(outcome)
     if isinstance(outcome, Answer):
         return "" if cut.half_close else "the first account's answer was whole before it left"
     # A server may drop a connection that is half closed.

@@ -1,6 +1,7 @@
 """What a technique is, and the notes that each keeps of what was sent, planted and seen."""
 
 import abc
+from collections import Counter
 from collections.abc import Awaitable
 from typing import ClassVar
 
@@ -63,7 +64,7 @@ class Notes:
         self.trials: list[Outcome] = []
         self.findings: list[Finding] = []
         self.points: list[Point] = []
-        self.unplanted: dict[str, int] = {}
+        self.unplanted: Counter[str] = Counter()
         self.not_offered: list[str] = []
         self._is_planted = False
 
@@ -98,14 +99,11 @@ class Notes:
 
     def skipped(self, outcome: Outcome, count: int) -> None:
         """``count`` trials are not made because this request, made for them, was not answered."""
-        reason = "what prepares a trial was refused"
-        if isinstance(outcome, Inconclusive):
-            reason = outcome.reason
-        self.missed(reason, count)
+        self.missed(unprepared(outcome), count)
 
     def missed(self, reason: str, count: int = 1) -> None:
         """``count`` trials show nothing, for a reason of one sentence."""
-        self.unplanted[reason] = self.unplanted.get(reason, 0) + count
+        self.unplanted[reason] += count
 
     def refused(self, part: str) -> None:
         """The endpoint does not offer this part of the technique; that is no fault of a trial."""
@@ -138,3 +136,10 @@ def planting(document: Document, answer_tokens: int, *, stream: bool = False) ->
     this request's memory then says it, where one that goes on with the minutes may take long."""
     prompt = f"{document.text}\n{document.canaries[-1].question()}"
     return Ask(prompt=prompt, answer_tokens=answer_tokens, stream=stream)
+
+
+def unprepared(outcome: Outcome) -> str:
+    """Why there is no trial, of a request without an answer that should prepare one."""
+    if isinstance(outcome, Inconclusive):
+        return outcome.reason
+    return "what prepares a trial was refused"

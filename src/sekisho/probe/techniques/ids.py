@@ -7,6 +7,7 @@ vllm#44701 (a client's salt and an adapter's name are one key).
 
 import asyncio
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -70,7 +71,7 @@ class Ids(Technique):
     async def run(self, endpoint: Endpoint, mint: Mint) -> TechniqueResult:
         sender = _Sender(endpoint, mint, self._answer_tokens)
         trials: list[Outcome] = []
-        unmade: dict[str, int] = {}
+        unmade: Counter[str] = Counter()
         not_offered = []
         findings = []
         for channel in _CHANNELS:
@@ -78,18 +79,13 @@ class Ids(Technique):
             if isinstance(alone, Refused):
                 not_offered.append(channel.name)
             elif isinstance(alone, Inconclusive):
-                count = self._rounds * _TRIALS
-                unmade[alone.reason] = unmade.get(alone.reason, 0) + count
+                unmade[alone.reason] += self._rounds * _TRIALS
             else:
                 first = len(sender.sent)
                 for _ in range(self._rounds):
                     trials += await self._round(endpoint, sender, channel)
                 findings += self._names(channel, sender.sent[first:])
-        found = [
-            *self._foreign(sender, stream=True),
-            *self._foreign(sender, stream=False),
-            *findings,
-        ]
+        found = [*self._foreign(sender), *findings]
         shown = tagged.sensitivity(sender.sent, sender.tags)
         result = conclude(self.name, trials, found, sensitivity=shown, unplanted=unmade)
         return msgspec.structs.replace(result, not_offered=tuple(not_offered))
@@ -107,12 +103,15 @@ class Ids(Technique):
         row = [await sender.send(one, channel, chosen) for one in (first, second, first)]
         return [*together, *row[1:]]
 
-    def _foreign(self, sender: "_Sender", *, stream: bool) -> list[Finding]:
-        """In streams, tags of any request; in others likewise, by the rule that fits."""
-        rule = "PROBE008" if stream else "PROBE001"
-        found = tagged.foreign(self.name, sender.sent, sender.tags, rule=rule, report=self.report)
+    def _foreign(self, sender: "_Sender") -> list[Finding]:
+        """Tags of any request: those in streams first, by a rule of their own."""
+        found = tagged.foreign(self.name, sender.sent, sender.tags, report=self.report)
         streams = {one.serial for one in sender.sent if one.ask.stream}
-        return [finding for finding in found if (finding.seen_in in streams) == stream]
+        crossed = [one for one in found if one.seen_in in streams]
+        return [
+            *(msgspec.structs.replace(one, rule="PROBE008") for one in crossed),
+            *(one for one in found if one.seen_in not in streams),
+        ]
 
     def _names(self, channel: _Channel, outcomes: list[Outcome]) -> list[Finding]:
         """Answers to different accounts that have one name."""

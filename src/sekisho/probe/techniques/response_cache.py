@@ -7,6 +7,7 @@ arXiv 2409.20002 (such caches told by their times).
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -15,11 +16,11 @@ import msgspec
 from sekisho.probe.budget import Cost
 from sekisho.probe.canary import Canary, Mint
 from sekisho.probe.endpoint import Endpoint
-from sekisho.probe.exchange import Answer, Ask, Inconclusive, Outcome, Refused
+from sekisho.probe.exchange import Answer, Ask, Outcome, Refused
 from sekisho.probe.model import Finding, TechniqueResult, conclude
 from sekisho.probe.techniques import stories
 from sekisho.probe.techniques import tags as tagged
-from sekisho.probe.techniques.base import Technique
+from sekisho.probe.techniques.base import Technique, unprepared
 
 _QUESTION = "Question {}: which secret was named above? Please repeat that sentence."
 _NEARLY: tuple[Callable[[str], str], ...] = (
@@ -155,7 +156,7 @@ class _Work:
         self.pairs: list[_Pair] = []
         self.tags: dict[int, Canary] = {}
         self.numbers: dict[int, int] = {}
-        self.unmade: dict[str, int] = {}
+        self.unmade: Counter[str] = Counter()
         self.not_offered: set[str] = set()
         self._endpoint = endpoint
         self._mint = mint
@@ -184,10 +185,7 @@ class _Work:
             if isinstance(outcome, Answer):
                 asked.append((outcome, context, nearly, number))
             elif context not in self.not_offered:
-                reason = "what prepares a trial was refused"
-                if isinstance(outcome, Inconclusive):
-                    reason = outcome.reason
-                self.unmade[reason] = self.unmade.get(reason, 0) + 1
+                self.unmade[unprepared(outcome)] += 1
         await asyncio.sleep(pause_s)
         seen = await asyncio.gather(
             *(self._ask(1, context, nearly, number) for _, context, nearly, number in asked)

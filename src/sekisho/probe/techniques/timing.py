@@ -7,6 +7,7 @@ differs in what `Timing` states.
 """
 
 import asyncio
+from collections import Counter
 
 import msgspec
 import numpy as np
@@ -150,14 +151,14 @@ class _Pairs:
         self.hits_s: list[float] = []
         self.misses_s: list[float] = []
         self.trials: list[Outcome] = []
-        self.unusable: dict[str, int] = {}
+        self.unusable: Counter[str] = Counter()
 
     def times(self) -> Times:
         return Times(hits_s=tuple(self.hits_s), misses_s=tuple(self.misses_s))
 
     def missing(self, reason: str, count: int) -> None:
         if count:
-            self.unusable[reason] = self.unusable.get(reason, 0) + count
+            self.unusable[reason] += count
 
 
 class _Stopwatch:
