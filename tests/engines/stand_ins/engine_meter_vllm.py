@@ -19,6 +19,8 @@ from typing import Any
 from engine_switch import around
 
 FILE = os.environ.get("ENGINE_METER_VLLM", "")
+_PLAIN = ["step without the guard"]
+"""In the place of the requests whose headers are written: only fields reach the worker."""
 
 
 class _Meter:
@@ -58,13 +60,11 @@ def _step(original: Any, guard: Any, output: Any, inner: Any) -> Any:
         return original(guard, output, inner)
     from sekisho.guard.vllm.messages import StepMeta
 
-    meta = StepMeta(inner)
-    meta.plain = True  # type: ignore[attr-defined]
-    return meta
+    return StepMeta(inner, names=_PLAIN)
 
 
 def _check_rows(original: Any, worker: Any, meta: Any, runner: Any) -> Any:
-    return None if getattr(meta, "plain", False) else original(worker, meta, runner)
+    return None if meta.names == _PLAIN else original(worker, meta, runner)
 
 
 def _core_step(original: Any, core: Any) -> Any:
