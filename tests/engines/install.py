@@ -6,6 +6,7 @@ fills ``.engines`` in the checkout, or the folder that ``SEKISHO_ENGINES`` names
 
     sglang/venv                   PyTorch for a CPU, what SGLang needs, Mooncake, this checkout
     sglang/0.5.19                 SGLang alone, to be put on PYTHONPATH; one folder a version
+    sglang/router-0.3.2           its router, likewise
     sglang/transformers-5.12.1    what SGLang needs up to 0.5.19, put before the venv's own
     vllm/venv                     the same for vLLM, which is one version
     llama.cpp/0.3.36              llama-server, built from the sources in llama-cpp-python 0.3.36
@@ -29,6 +30,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 TORCH = "torch==2.13.0"
+ROUTER = "0.3.2"
 TRANSFORMERS = ["transformers==5.12.1", "tokenizers==0.22.2", "huggingface-hub<2"]
 DEFAULTS = {"sglang": ["0.5.19"], "vllm": ["0.32.0"], "llama.cpp": ["0.3.36"]}
 _STAMP = ".installed"
@@ -79,6 +81,7 @@ def install_sglang(root: Path, versions: list[str]) -> None:
     once(base / "venv", recipe_of(requirements), packages)
     link_checkout(base / "venv")
     beside(base, TRANSFORMERS[0].replace("==", "-"), *TRANSFORMERS)
+    beside(base, f"router-{ROUTER}", f"sglang-router=={ROUTER}")
     for version in versions:
         beside(base, version, f"sglang=={version}")
 

@@ -4,6 +4,7 @@ not: caught, and silent."""
 import asyncio
 import dataclasses
 import random
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -169,8 +170,8 @@ def test_a_limit_that_nobody_states_is_found_and_asked_around() -> None:
     assert found.result.verdict == Verdict.NO_LEAK_SEEN
     assert found.result.findings == ()
     lengths = sorted(len(prompt.split()) for account, prompt in found.prompts if account == "B")
-    assert any(600 < length + 24 + 3 <= 700 for length in lengths)
-    assert any(700 < length + 3 < 800 for length in lengths)
+    assert any(600 < length + 48 + 3 <= 700 for length in lengths)
+    assert any(700 < length + 48 + 3 < 800 for length in lengths)
     assert any(length > 1200 for length in lengths)
     leaking = done(boundary(length_max=8000), Toy("placeholder", window=700, says=False))
     assert leaking.result.verdict == Verdict.LEAK
@@ -248,7 +249,9 @@ def test_the_second_account_is_never_given_a_secret() -> None:
         assert "access code of" in sent["A"] or "passphrase of" in sent["A"]
         for finding in found.result.findings:
             assert finding.canary
-        assert " is " not in sent["B"].replace("What is", "")
+        codes = re.findall(r" of the \w+ is ([A-Z0-9-]{17}|[\d ]{24}|[a-z ]{27})\.", sent["A"])
+        assert codes
+        assert not [code for code in codes if code in sent["B"]]
 
 
 def test_a_rare_leak_is_caught_by_enough_rounds() -> None:

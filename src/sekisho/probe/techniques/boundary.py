@@ -6,32 +6,36 @@ imp#1542 (more is advertised than can be served), sglang#33507 (an abort served 
 answer). The incident of 2026 is the first of them.
 """
 
-import re
+import msgspec
 
 from sekisho.probe.budget import Cost
-from sekisho.probe.canary import Mint
+from sekisho.probe.canary import QUESTIONS, Document, Mint
 from sekisho.probe.endpoint import Endpoint
-from sekisho.probe.exchange import Answer, Ask, Outcome, Refused
+from sekisho.probe.exchange import Answer, Ask, Outcome
 from sekisho.probe.model import TechniqueResult, point
 from sekisho.probe.oracles import structural
 from sekisho.probe.techniques.base import WORDS_TO_TOKENS, Notes, Technique
+from sekisho.probe.techniques.limits import LIMITS_MAX, Limit, Limits
 from sekisho.probe.techniques.ruler import Ruler
 
-_FAR = 2.0
-_LIMITS_MAX = 4
-_PLACES = 4  # just below a limit, at it, just above, far above
-_SAME = 0.02
-"""Limits that differ by less are one."""
+_PLACES = 4
+"""Lengths that are asked around a limit."""
+_MORE_PLACES = 3
+"""And around the one that no status shows, of which there is one at most."""
+_OVER = 60
+"""More words than minutes have beyond what was asked for: they end with a whole sentence."""
+_ENDINGS = ("continue", "recall", "repeat")
 
 
 class Boundary(Technique):
-    """Learns every limit, then asks around each: advertised, stated by ``/models``, told by error
-    messages, and measured by bisection.
+    """Learns every limit, then asks around each (`limits`).
 
     Args:
         window: what is advertised, in tokens; None where only the endpoint says.
-        length_max: no prompt above so many tokens, whatever the limits are.
-        plants: documents that the first account sends before every question.
+        length_max: no prompt above so many tokens, whatever the limits are; documents have half.
+        plants: documents that the first account sends before every question; every second is
+            nearly as long as the limit, so that its pages are those that a question just above
+            it is given, at the same places.
         repeats: how often each length of each limit is asked.
     """
 
@@ -47,7 +51,7 @@ class Boundary(Technique):
         plants: int = 2,
         repeats: int = 2,
         bisect_max: int = 10,
-        answer_tokens: int = 24,
+        answer_tokens: int = 48,
         sensitivity: float = 1.0,
     ) -> None:
         self._window = window
@@ -57,14 +61,15 @@ class Boundary(Technique):
         self._bisect_max = bisect_max
         self._answer_tokens = answer_tokens
         self._sensitivity = sensitivity
+        self._document_rate = 0.0
 
     def cost(self) -> Cost:
         longest = self._length_max
         if self._window is not None:
-            longest = min(longest, round(_FAR * self._window))
+            longest = min(longest, 2 * self._window)
         ask = Cost(1, longest + 16 * WORDS_TO_TOKENS, self._answer_tokens)
-        asks = _LIMITS_MAX * _PLACES * self._repeats
-        search = Ruler.REQUESTS_MAX + self._bisect_max + max(1, longest.bit_length())
+        asks = (LIMITS_MAX * _PLACES + _MORE_PLACES) * self._repeats
+        search = Ruler.REQUESTS_MAX + Limits.requests_max(longest, self._bisect_max)
         plant = Cost(1, longest // 2 + 200 * WORDS_TO_TOKENS, self._answer_tokens)
         return ask.times(asks + search) + plant.times(self._plants * (asks + 1)) + Cost(1)
 
@@ -73,95 +78,100 @@ class Boundary(Technique):
         said = (await endpoint.models(endpoint.accounts[1])).get(endpoint.model)
         stated = [limit for limit in (self._window, said) if limit]
         ruler = await Ruler.made(notes, self._answer_tokens)
-        if ruler is not None and await self._plant(notes, ruler, min([*stated, 1024])):
-            limits = await self._learn(notes, ruler, stated)
-            for limit in limits:
-                for tokens in self._around(limit, ruler) * self._repeats:
-                    if await self._plant(notes, ruler, min(limits)):
-                        await self._ask(notes, ruler, ruler.words(tokens), stated)
-        return notes.conclude(self._sensitivity)
+        silent = None
+        if ruler is not None:
+            self._document_rate = ruler.rate
+            first = min([*stated, 1024])
+            if await self._plant(notes, [first // 2] * self._plants):
+                limits = await self._limits(notes, ruler, stated)
+                silent = next((one for one in limits if one.is_silent), None)
+                for limit in limits:
+                    await self._around(notes, ruler, limit, limits, stated)
+        found = notes.conclude(self._sensitivity)
+        if silent is not None:
+            told = (
+                f"from about {silent.tokens:,} tokens on, answers with status 200 did not know the "
+                "end of their own prompt"
+            )
+            found = msgspec.structs.replace(found, notes=(*found.notes, told))
+        return found
 
-    async def _plant(self, notes: Notes, ruler: Ruler, limit: int) -> bool:
-        """Documents that half fill ``limit``, so that every role takes them; was one answered?"""
-        words = ruler.words(min(limit, self._length_max) // 2)
-        canary_count = 3 if words > 300 else 1
-        plantings = [
-            await notes.plant(notes.mint.document(words, canary_count), self._answer_tokens)
-            for _ in range(self._plants)
-        ]
+    async def _limits(self, notes: Notes, ruler: Ruler, stated: list[int]) -> list[Limit]:
+        search = Limits(
+            notes,
+            ruler,
+            stated,
+            answer_tokens=self._answer_tokens,
+            length_max=self._length_max,
+            bisect_max=self._bisect_max,
+        )
+        return await search.find(lambda words: self._ask(notes, ruler, words, stated))
+
+    async def _around(
+        self, notes: Notes, ruler: Ruler, limit: Limit, limits: list[Limit], stated: list[int]
+    ) -> None:
+        """The questions around one limit, each after new documents."""
+        below = limit.tokens - 2 * self._answer_tokens  # with its question and its answer
+        sizes = [below, limits[0].tokens // 2] * self._plants
+        longest = ruler.words(self._length_max)
+        lengths = limit.near(ruler, self._answer_tokens) * self._repeats
+        for turn, words in enumerate(lengths):
+            if await self._plant(notes, sizes[: self._plants]):
+                ending = QUESTIONS[_ENDINGS[turn % len(_ENDINGS)]]
+                await self._ask(notes, ruler, min(words, longest), stated, ending)
+
+    async def _plant(self, notes: Notes, sizes: list[int]) -> bool:
+        """Documents of about so many tokens; was one answered?"""
+        plantings: list[Outcome] = []
+        for size in sizes:
+            tokens = min(size, self._length_max // 2)
+            document = _document(notes.mint, max(16, int(tokens / self._document_rate)))
+            outcome = await notes.plant(document, self._answer_tokens)
+            plantings.append(outcome)
+            self._learn_rate(outcome, len(document.text.split()))
         if any(isinstance(outcome, Answer) for outcome in plantings):
             return True
         notes.skipped(plantings[0], 1)
         return False
 
-    async def _ask(self, notes: Notes, ruler: Ruler, words: int, stated: list[int]) -> Outcome:
+    def _learn_rate(self, outcome: Outcome, words: int) -> None:
+        """Tokens that a word of a document has, with its secrets; a count that cannot be is not
+        believed, and above a limit it may be anything."""
+        counted = outcome.whole.prompt_tokens if isinstance(outcome, Answer) else None
+        if counted is not None and 0.5 <= counted / words <= 2 * self._document_rate:
+            self._document_rate = counted / words
+
+    async def _ask(
+        self,
+        notes: Notes,
+        ruler: Ruler,
+        words: int,
+        stated: list[int],
+        ending: str = QUESTIONS["continue"],
+    ) -> Outcome:
         """One trial, judged by what is known of its length."""
         counted = ruler.tokens(words)
         outcome = await notes.look(
-            Ask(prompt=ruler.prompt(words), answer_tokens=self._answer_tokens)
+            Ask(prompt=ruler.prompt(words, ending), answer_tokens=self._answer_tokens)
         )
         notes.points.append(point(counted[len(counted) // 2], outcome))
+        is_measured = ruler.is_counted and ending == QUESTIONS["continue"]
         notes.findings += structural(
             self.name,
             outcome,
             over_long=bool(stated) and counted[0] > max(stated),
             promised=bool(stated) and counted[-1] + self._answer_tokens <= max(stated),
-            prompt_tokens=counted if ruler.is_counted else None,
+            prompt_tokens=counted if is_measured else None,
             report=self.report,
         )
         return outcome
 
-    async def _learn(self, notes: Notes, ruler: Ruler, stated: list[int]) -> list[int]:
-        """Every limit, smallest first, at most `_LIMITS_MAX`."""
-        limits = list(stated)
-        low, high = ruler.base_words * 2, 0
-        tokens = round(_FAR * max(stated)) if stated else 4 * ruler.tokens(low)[-1]
-        while not high:
-            words = ruler.words(min(tokens, self._length_max))
-            outcome = await self._ask(notes, ruler, words, stated)
-            if isinstance(outcome, Refused):
-                high = words
-                limits += _told(outcome.message, ruler.tokens(words)[0])
-            elif not isinstance(outcome, Answer) or tokens >= self._length_max or stated:
-                break
-            low = max(low, words) if isinstance(outcome, Answer) and not stated else low
-            tokens *= 2
-        for _ in range(self._bisect_max):
-            if not high or high - low <= max(4, high // 100):
-                break
-            middle = (low + high) // 2
-            outcome = await self._ask(notes, ruler, middle, stated)
-            if isinstance(outcome, Answer):
-                low = middle
-            elif isinstance(outcome, Refused):
-                high = middle
-            else:
-                break
-        if high:
-            limits.append(ruler.tokens(low)[0] + self._answer_tokens)
-        return _distinct(limits)
 
-    def _around(self, limit: int, ruler: Ruler) -> list[int]:
-        """Prompt lengths in tokens: with its answer surely below, at, surely above, far above."""
-        slack = len(ruler.tokens(ruler.base_words))
-        lengths = [
-            limit - self._answer_tokens - slack,
-            limit - self._answer_tokens,
-            limit + slack,
-            round(_FAR * limit),
-        ]
-        return [min(length, self._length_max) for length in lengths if length > 0]
-
-
-def _told(message: str, sent: int) -> list[int]:
-    """Numbers of an error message that can be a limit: below what was sent, and not tiny."""
-    numbers = [int(found.replace(",", "")) for found in re.findall(r"\d[\d,]{1,9}", message[:2000])]
-    return [number for number in numbers if 64 <= number < sent * (1 - _SAME)]
-
-
-def _distinct(limits: list[int]) -> list[int]:
-    found: list[int] = []
-    for limit in sorted(limits):
-        if not found or limit > found[-1] * (1 + _SAME):
-            found.append(limit)
-    return found[:_LIMITS_MAX]
+def _document(mint: Mint, words: int) -> Document:
+    """Of so many words, as its pages are to lie where those of a question will; more where they
+    are too few for its secrets. Minutes end with a secret, so what is missing stands before."""
+    document = mint.document(max(1, words - _OVER), 3 if words > 300 else 1)
+    missing = words - len(document.text.split())
+    if missing <= 0:
+        return document
+    return msgspec.structs.replace(document, text=f"{mint.filler(missing)}\n{document.text}")

@@ -56,6 +56,11 @@ class Ruler:
         notes.skipped(outcome, 1)
         return None
 
+    @property
+    def rate(self) -> float:
+        """Tokens of a word."""
+        return self._per_word
+
     def measure(self, one: int | None, two: int | None) -> None:
         """From the counts of one and of two repeats; counts that cannot be are not believed."""
         if one is None or two is None:
@@ -66,11 +71,11 @@ class Ruler:
             self._overhead = one - per_word * self.base_words
             self.is_counted = True
 
-    def prompt(self, words: int) -> str:
-        """Of so many words of the text."""
+    def prompt(self, words: int, ending: str = QUESTIONS["continue"]) -> str:
+        """Of so many words of the text; another ``ending`` changes its length by a few tokens."""
         repeats = -(-words // self.base_words)
         text = " ".join((self._base * repeats)[:words])
-        return f"Report {self._notes.mint.number()}. {text} {QUESTIONS['continue']}"
+        return f"Report {self._notes.mint.number()}. {text} {ending}"
 
     def tokens(self, words: int) -> range:
         """How many tokens `prompt` has with so many words."""
