@@ -6,12 +6,14 @@ imp#1542 (more is advertised than can be served), sglang#33507 (an abort served 
 answer). The incident of 2026 is the first of them.
 """
 
+import asyncio
+
 import msgspec
 
 from sekisho.probe.budget import Cost
 from sekisho.probe.canary import QUESTIONS, Document, Mint
 from sekisho.probe.endpoint import Endpoint
-from sekisho.probe.exchange import Answer, Ask, Outcome
+from sekisho.probe.exchange import Answer, Ask, Inconclusive, Outcome
 from sekisho.probe.model import TechniqueResult, point
 from sekisho.probe.oracles import structural
 from sekisho.probe.techniques.base import WORDS_TO_TOKENS, Notes, Technique
@@ -24,6 +26,10 @@ _MORE_PLACES = 3
 """And around the one that no status shows, of which there is one at most."""
 _OVER = 60
 """More words than minutes have beyond what was asked for: they end with a whole sentence."""
+_WAITS_MAX = 8
+_WAIT_S = 15.0
+"""A question at a limit may fell the endpoint, or open the breaker before it; without a pause all
+that follows would be inconclusive."""
 _ENDINGS = ("continue", "recall", "repeat")
 
 
@@ -62,6 +68,7 @@ class Boundary(Technique):
         self._answer_tokens = answer_tokens
         self._sensitivity = sensitivity
         self._document_rate = 0.0
+        self._waits = 0
 
     def cost(self) -> Cost:
         longest = self._length_max
@@ -71,10 +78,12 @@ class Boundary(Technique):
         asks = (LIMITS_MAX * _PLACES + _MORE_PLACES) * self._repeats
         search = Ruler.REQUESTS_MAX + Limits.requests_max(longest, self._bisect_max)
         plant = Cost(1, longest // 2 + 200 * WORDS_TO_TOKENS, self._answer_tokens)
-        return ask.times(asks + search) + plant.times(self._plants * (asks + 1)) + Cost(1)
+        plants = self._plants * (asks + 1 + _WAITS_MAX)
+        return ask.times(asks + search) + plant.times(plants) + Cost(1)
 
     async def run(self, endpoint: Endpoint, mint: Mint) -> TechniqueResult:
         notes = Notes(self, endpoint, mint)
+        self._waits = 0
         said = (await endpoint.models(endpoint.accounts[1])).get(endpoint.model)
         stated = [limit for limit in (self._window, said) if limit]
         ruler = await Ruler.made(notes, self._answer_tokens)
@@ -131,6 +140,10 @@ class Boundary(Technique):
             self._learn_rate(outcome, len(document.text.split()))
         if any(isinstance(outcome, Answer) for outcome in plantings):
             return True
+        if all(map(_is_down, plantings)) and self._waits < _WAITS_MAX:
+            self._waits += 1
+            await asyncio.sleep(_WAIT_S)
+            return await self._plant(notes, sizes)
         notes.skipped(plantings[0], 1)
         return False
 
@@ -165,6 +178,12 @@ class Boundary(Technique):
             report=self.report,
         )
         return outcome
+
+
+def _is_down(outcome: Outcome) -> bool:
+    """Has the endpoint failed as such, as after a question that felled it?"""
+    is_failure = outcome.status == 0 or outcome.status >= 500
+    return isinstance(outcome, Inconclusive) and outcome.sent and is_failure
 
 
 def _document(mint: Mint, words: int) -> Document:

@@ -132,28 +132,29 @@ class Limits:
         one of its own: what follows is asked there too, and a limit is no finding.
         """
         low = self._ruler.base_words
-        if high <= low or not await self._recalls(low) or await self._recalls(high):
+        if high <= low or not await self._recalls(low) or await self._recalls(high) is not False:
             return None
         for _ in range(self._bisect_max):
-            if _is_narrow(low, high):
-                break
             middle = (low + high) // 2
-            if await self._recalls(middle):
-                low = middle
-            else:
-                high = middle
+            known = None if _is_narrow(low, high) else await self._recalls(middle)
+            if known is None:
+                break
+            low, high = (middle, high) if known else (low, middle)
         within = self._ruler.tokens(low)[0] + self._answer_tokens
         return Limit(within, low, high, is_silent=True)
 
-    async def _recalls(self, words: int) -> bool:
-        """Does an answer know the number at the end of its prompt? Once is enough."""
+    async def _recalls(self, words: int) -> bool | None:
+        """Does an answer know the number at the end of its prompt? Once is enough. None: there was
+        no answer; near a limit engines may hold a request for ever."""
         for _ in range(_RECALL_TRIES):
             number = str(self._notes.mint.number())
             ending = f"The number of the day is {number}. What is the number of the day?"
             prompt = self._ruler.prompt(words, ending)
             asked = Ask(prompt=prompt, answer_tokens=self._answer_tokens)
             outcome = await self._notes.look(asked)
-            if isinstance(outcome, Answer) and number in outcome.whole.text:
+            if not isinstance(outcome, Answer):
+                return None
+            if number in outcome.whole.text:
                 return True
         return False
 
