@@ -8,6 +8,8 @@ import pytest
 
 from guard_vllm_kit import KEY, LAYOUT
 from sekisho.guard.vllm import nixl
+from sekisho.guard.vllm import witness as witnessing
+from sekisho.guard.vllm import worker as working
 from sekisho.guard.vllm.drain import DrainServer, Flights, drained, held
 from sekisho.guard.vllm.kind import InnerError, ParamsError
 from sekisho.guard.vllm.messages import Load, StepMeta
@@ -74,7 +76,18 @@ def test_prefill_reads_from_nobody() -> None:
     with pytest.raises(ParamsError, match="asked to read"):
         Nixl().transfer("prefill", GIVEN, 2)
     with pytest.raises(InnerError, match="bidirectional"):
-        Nixl().check_options({"bidirectional_kv_xfer": True})
+        Nixl().check_options({"num_threads": 0, "bidirectional_kv_xfer": True})
+
+
+def test_ucx_alone_and_without_a_pool_of_threads_is_followed() -> None:
+    """vLLM's default is four threads, whose idle sockets always hold something unread."""
+    Nixl().check_options({"num_threads": 0})
+    Nixl().check_options({"num_threads": 0, "backends": ["UCX"]})
+    for extra in ({}, {"num_threads": 4}):
+        with pytest.raises(InnerError, match="num_threads is not 0"):
+            Nixl().check_options(extra)
+    with pytest.raises(InnerError, match="backends"):
+        Nixl().check_options({"num_threads": 0, "backends": ["UCX", "GDS"]})
 
 
 class Table:
@@ -137,7 +150,7 @@ def _answers(witness: Witness, count: int) -> dict[str, bool]:
 def test_a_witness_that_is_silent_or_missing_is_none(server: DrainServer) -> None:
     dead = DrainServer(Nixl(), KEY, "127.0.0.1", {"held"}.__contains__)
     dead.close()
-    witness = Witness(KEY)
+    witness = Witness(KEY, patience_s=0.5)
     witness.ask("good", "held", [server.address])
     witness.ask("lapsed", "lapsed", [server.address])
     witness.ask("one of two", "held", [server.address, dead.address])
@@ -146,6 +159,17 @@ def test_a_witness_that_is_silent_or_missing_is_none(server: DrainServer) -> Non
     assert found == {"good": True, "lapsed": False, "one of two": False, "nobody": False}
     witness.close()
     server.close()
+
+
+def test_a_witness_that_is_busy_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prefill worker under load may not answer in the seconds that one question takes."""
+    answers: list[bool | None] = [None, None, True]
+    monkeypatch.setattr(witnessing, "held", lambda *_: answers.pop(0))
+    witness = Witness(KEY)
+    witness.ask("busy", "held", ["127.0.0.1:1"])
+    assert _answers(witness, 1) == {"busy": True}
+    assert answers == []
+    witness.close()
 
 
 def _worker(server: DrainServer, source: str) -> tuple[Worker, Load]:
@@ -187,4 +211,22 @@ def test_a_read_that_failed_waits_for_no_witness(server: DrainServer) -> None:
     worker, load = _worker(server, "held")
     load.failed = True
     assert worker.witnessed({"request", "not ours"}) == {"request", "not ours"}
+    server.close()
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_read_that_failed_is_in_doubt_only_if_it_was_begun(
+    server: DrainServer, monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
+    """Prefill that cannot be reached, and lives, would keep these blocks in quarantine."""
+    worker, load = _worker(server, "held")
+    monkeypatch.setattr(working, "_worker", worker)
+    if begun:
+        nixl._read_blocks(lambda *_, **__: True, None, read_spec=None, request_id="request")
+    load.failed = True
+    assert worker.arrived({"request"}) == (set() if begun else {"request"})
+    said = worker.report()
+    assert said is not None
+    assert (said.in_doubt, said.landed) == (({"request": 1}, {}) if begun else ({}, {"request": 1}))
+    assert bool(said.found) is not begun
     server.close()

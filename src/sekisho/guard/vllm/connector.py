@@ -137,11 +137,12 @@ class SekishoConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def _begin_working(self, kv_cache_config: Any) -> None:
         holds.hold_once(holds.WORKER_SEAMS)
-        witness = Witness(self._key) if self._side == "decode" else None
+        decodes = self._side == "decode"
+        witness = Witness(self._key) if decodes and self._kind.reads else None
         self._worker = working.Worker(self._layout, kv_cache_config.num_blocks, witness)
         working.begin(self._worker)
-        if self._side == "prefill":
-            holds.hold_once(self._kind.prefill_seams)
+        holds.hold_once(self._kind.decode_seams if decodes else self._kind.prefill_seams)
+        if not decodes:
             host, held = self._kind.host_of(self.inner), self._kind.holder(self.inner)
             self._drain = DrainServer(self._kind, self._key, host, held)
 

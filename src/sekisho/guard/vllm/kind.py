@@ -23,12 +23,15 @@ class Kind(ABC):
 
     Attributes:
         prefill_seams: functions of its workers that the guard must lie around at prefill.
+        decode_seams: the same at decode.
         addressed_by: the parameters by which decode finds prefill; text.
         reads: decode itself moves the blocks, so that a transfer it says is complete writes no
-            more; where prefill writes, bytes may still wait in a socket of decode's.
+            more, and one that it never began nothing at all (`Worker.reads`); where prefill
+            writes, bytes may still wait in a socket of decode's.
     """
 
     prefill_seams: ClassVar[tuple[Seam, ...]] = ()
+    decode_seams: ClassVar[tuple[Seam, ...]] = ()
     addressed_by: ClassVar[tuple[str, ...]] = ()
     reads: ClassVar[bool] = False
 

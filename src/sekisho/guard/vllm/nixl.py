@@ -5,8 +5,10 @@
 
 NIXL lets a lease run out by time alone, while decode may still read; what it reads then is whatever
 prefill has put there since. So decode asks, once its read is over, whether prefill held the blocks
-all that time. Prefill writes nothing into decode: that a read which failed is over, only prefill's
-end proves.
+all that time. Prefill writes nothing into decode, and NIXL cannot call back a read: one that is
+released while it is under way lands all the same. That a read which was begun and failed is over,
+only prefill's end proves, and then that decode has nothing left to read in its sockets. NIXL's pool
+of threads reads its sockets only while it has work, so that there would always be something left.
 """
 
 import hashlib
@@ -18,6 +20,7 @@ from typing import Any
 
 from sekisho.core.page import HEADER_SIZE
 from sekisho.guard.seams import Seam
+from sekisho.guard.vllm import worker as working
 from sekisho.guard.vllm.kind import InnerError, Kind, Params, ParamsError, text
 
 Original = Callable[..., Any]
@@ -37,7 +40,6 @@ _BOUND = (
     "transfer_mode",
 )
 """All that prefill tells decode: a hand-off in which one of them was changed is another one."""
-_OFF = ("bidirectional_kv_xfer",)
 
 _lock = threading.Lock()
 _read: OrderedDict[str, None] = OrderedDict()
@@ -53,17 +55,36 @@ def _get_new_notifs(original: Original, worker: Any) -> set[str]:
     return names
 
 
+def _read_blocks(original: Original, worker: Any, *args: Any, **kwargs: Any) -> Any:
+    """A read is about to be made. vLLM calls this with names alone."""
+    guard = working.active()
+    if guard is not None:
+        guard.reads(kwargs["request_id"])
+    return original(worker, *args, **kwargs)
+
+
 class Nixl(Kind):
     """vLLM's NixlConnector, which reads ("pull"). The transfer is what prefill gives to decode."""
 
     prefill_seams = (Seam(f"{_WORKER}._get_new_notifs", ("self",), _get_new_notifs),)
+    decode_seams = (
+        Seam(f"{_WORKER}._read_blocks", ("self", "read_spec", "request_id"), _read_blocks),
+    )
     addressed_by = ("remote_engine_id", "remote_host", "remote_request_id")
     reads = True
 
     def check_options(self, extra: Params) -> None:
-        on = [name for name in _OFF if extra.get(name)]
-        if on:
-            raise InnerError(f"{on[0]} is set: the guard does not follow what prefill reads")
+        if extra.get("bidirectional_kv_xfer"):
+            raise InnerError(
+                "bidirectional_kv_xfer is set: the guard does not follow what prefill reads"
+            )
+        if extra.get("backends", ["UCX"]) != ["UCX"]:
+            raise InnerError("backends is not UCX alone: no other was tried")
+        if extra.get("num_threads") != 0:
+            raise InnerError(
+                "num_threads is not 0: NIXL's pool of threads leaves bytes unread in idle sockets, "
+                "so that the blocks of a read that failed would never come back"
+            )
 
     def check_moved(self, connector: Any, sidecar: str) -> None:
         inner = connector.connector_worker

@@ -45,6 +45,7 @@ class Worker:
             np.zeros(block_count * HEADER_SIZE, np.uint8), layout, block_count, HEADER_SIZE
         )
         self._loads: dict[str, Load] = {}
+        self._begun: set[str] = set()
         self._meta: StepMeta | None = None
         self._found: Found = {}
         self._landed: dict[str, int] = {}
@@ -141,6 +142,10 @@ class Worker:
             if name in names or not blocks.isdisjoint(load.blocks.tolist()):
                 load.failed = True
 
+    def reads(self, name: str) -> None:
+        """The inner connector reads, and begins to for ``name``."""
+        self._begun.add(name)
+
     def witnessed(self, names: set[str]) -> set[str]:
         """Of ``names`` and of those before, the ones that need no witness any more."""
         if self._witness is None:
@@ -162,7 +167,9 @@ class Worker:
         failing = set()
         for name in names & self._loads.keys():
             load = self._loads.pop(name)
-            if load.failed:
+            in_doubt = load.failed and self._may_write(name)
+            self._begun.discard(name)
+            if in_doubt:
                 self._in_doubt[name] = 1
                 continue
             self._landed[name] = 1
@@ -172,7 +179,14 @@ class Worker:
                 failing.add(name)
         return failing
 
+    def _may_write(self, name: str) -> bool:
+        """Whether the load of ``name``, which failed, may have anything under way: where decode
+        reads, not before it has begun to."""
+        return self._witness is None or name in self._begun
+
     def _compare(self, load: Load) -> tuple[Evidence, ...]:
+        if load.failed:
+            return (Evidence("load", 0, -1, "a read", "none was begun"),)
         if load.lapsed:
             return (Evidence("load", 0, -1, "blocks that prefill holds", "it let go of them"),)
         evidence = differences(
