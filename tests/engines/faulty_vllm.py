@@ -10,26 +10,50 @@ from typing import Any
 
 import aiohttp
 from rig import Answer, EngineProcess, post
-from rig_vllm import NAME, VllmPair, engine_of
+from rig_vllm import MOONCAKE, MOVES, NAME, VllmPair, where
 
 KEY = "a key of the tests, shared by both roles"
-GUARD: dict[str, Any] = {
-    "kv_connector": "SekishoConnector",
-    "kv_connector_module_path": "sekisho.guard.vllm.connector",
-    "kv_connector_extra_config": {"mooncake_protocol": "tcp", "inner": "MooncakeConnector"},
-}
 BLOCK = 32
 Traced = dict[str, Any]
 Body = Mapping[str, Any]
 
 
+def guarded(inner: str) -> dict[str, Any]:
+    """``--kv-transfer-config`` of the guard around ``inner``."""
+    own = MOVES[inner].get("kv_connector_extra_config", {})
+    return {
+        **MOVES[inner],
+        "kv_connector": "SekishoConnector",
+        "kv_connector_module_path": "sekisho.guard.vllm.connector",
+        "kv_connector_extra_config": {**own, "inner": inner},
+    }
+
+
+def _with(config: Body, extra: Body | None) -> dict[str, Any]:
+    name = "kv_connector_extra_config"
+    return {**config, name: {**config.get(name, {}), **(extra or {})}}
+
+
+GUARD = guarded(MOONCAKE)
+
+
 class FaultyPair(VllmPair):
     """`VllmPair` whose processes read a file of faults; see `engine_switch`.
 
-    ``guard``: whether the guard is in. ``give_up_s``: how long decode waits for a transfer.
+    ``guard``: whether the guard is in. ``give_up_s``: how long decode waits for a transfer, over
+    Mooncake. ``extra``: more for the connector that moves blocks.
     """
 
-    def __init__(self, *, guard: bool, folder: Path, give_up_s: int = 6, **more: Any) -> None:
+    def __init__(
+        self,
+        *,
+        guard: bool,
+        folder: Path,
+        give_up_s: int = 6,
+        inner: str = MOONCAKE,
+        extra: Body | None = None,
+        **more: Any,
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.trace_file = folder / "trace.jsonl"
         self._switch = folder / "switch.json"
@@ -41,7 +65,8 @@ class FaultyPair(VllmPair):
         # vLLM's decode waits for a minute longer than this says.
         patience = {"VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": str(give_up_s - 60)}
         super().__init__(
-            connector=GUARD if guard else None,
+            inner=inner,
+            connector=_with(guarded(inner) if guard else MOVES[inner], extra),
             env=both | more.pop("env", {}),
             prefill_env={"ENGINE_ROLE": "prefill"} | more.pop("prefill_env", {}),
             decode_env={"ENGINE_ROLE": "decode"} | patience | more.pop("decode_env", {}),
@@ -106,12 +131,12 @@ async def ask(
 
     ``change`` replaces ``kv_transfer_params`` on their way to decode; None takes one away.
     """
-    made = await _prefilled(pair, asked, prefilled, timeout_s)
-    return await _decoded(pair, asked, made, change, timeout_s)
+    made = await ask_prefill(pair, asked, prefilled, timeout_s)
+    return await ask_decode_for(pair, asked, made, change, timeout_s)
 
 
-async def _prefilled(
-    pair: VllmPair, asked: Body, prefilled: Body | None, timeout_s: float
+async def ask_prefill(
+    pair: VllmPair, asked: Body, prefilled: Body | None = None, timeout_s: float = 120.0
 ) -> Answer | dict[str, Any]:
     """What decode is to be asked with; prefill's answer where that was not 200."""
     transfer = f"{random.getrandbits(64):016x}"
@@ -125,13 +150,14 @@ async def _prefilled(
         return {**said, **await where(session, pair, transfer)}
 
 
-async def _decoded(
+async def ask_decode_for(
     pair: VllmPair,
     asked: Body,
     made: Answer | dict[str, Any],
-    change: Body | None,
-    timeout_s: float,
+    change: Body | None = None,
+    timeout_s: float = 120.0,
 ) -> Outcome:
+    """Decode, with what `ask_prefill` gave."""
     if isinstance(made, Answer):
         return outcome(made)
     params = {
@@ -144,18 +170,6 @@ async def _decoded(
 
 def _session(timeout_s: float) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_s))
-
-
-async def where(session: aiohttp.ClientSession, pair: VllmPair, transfer: str) -> dict[str, Any]:
-    """What a proxy adds for decode."""
-    bootstrap = f"http://127.0.0.1:{pair.bootstrap_port}"
-    return {
-        "do_remote_prefill": True,
-        "do_remote_decode": False,
-        "remote_engine_id": await engine_of(session, bootstrap),
-        "remote_bootstrap_addr": bootstrap,
-        "transfer_id": transfer,
-    }
 
 
 async def ask_decode(pair: VllmPair, asked: Body, timeout_s: float = 60.0) -> Outcome:
@@ -177,10 +191,10 @@ def ask_now(pair: VllmPair, *asked: Body, timeout_s: float = 120.0) -> list[Outc
     however slow the machine is."""
 
     async def together() -> list[Outcome]:
-        ready = [await _prefilled(pair, one, None, timeout_s) for one in asked]
+        ready = [await ask_prefill(pair, one, None, timeout_s) for one in asked]
         return await asyncio.gather(
             *(
-                _decoded(pair, one, made, None, timeout_s)
+                ask_decode_for(pair, one, made, None, timeout_s)
                 for one, made in zip(asked, ready, strict=True)
             )
         )

@@ -9,6 +9,7 @@ fills ``.engines`` in the checkout, or the folder that ``SEKISHO_ENGINES`` names
     sglang/router-0.3.2           its router, likewise
     sglang/transformers-5.12.1    what SGLang needs up to 0.5.19, put before the venv's own
     vllm/venv                     the same for vLLM, which is one version
+    vllm/nixl-1.5.1               NIXL alone, to be put on PYTHONPATH
     llama.cpp/0.3.36              llama-server, built from the sources in llama-cpp-python 0.3.36
 
 What is there already is left alone. The standard library alone is used: this runs before anything
@@ -31,6 +32,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 TORCH = "torch==2.13.0"
 ROUTER = "0.3.2"
+NIXL = ["nixl==1.5.1", "nixl-cu12==1.5.1"]  # for CUDA, and all of UCX; a GPU it needs not
 TRANSFORMERS = ["transformers==5.12.1", "tokenizers==0.22.2", "huggingface-hub<2"]
 DEFAULTS = {"sglang": ["0.5.19"], "vllm": ["0.32.0"], "llama.cpp": ["0.3.36"]}
 _STAMP = ".installed"
@@ -114,6 +116,7 @@ def install_vllm(root: Path, versions: list[str]) -> None:
 
     once(root / "vllm" / "venv", recipe_of(requirements, version), packages)
     link_checkout(root / "vllm" / "venv")
+    beside(root / "vllm", NIXL[0].replace("==", "-"), *NIXL)
 
 
 def install_llama_cpp(root: Path, versions: list[str]) -> None:

@@ -190,6 +190,10 @@ class EngineProcess:
             time.sleep(0.1)
         self.kill()
 
+    def freeze(self) -> None:
+        """Its processes keep all they have and do nothing more, until `kill`."""
+        self._signal(signal.SIGSTOP)
+
     def kill(self) -> None:
         """End all its processes at once, as a crash does."""
         while self._session():

@@ -1,4 +1,4 @@
-"""Real vLLM: a prefill/decode pair over real Mooncake, or one server that does both.
+"""Real vLLM: a prefill/decode pair over real Mooncake or NIXL, or one server that does both.
 
 with VllmPair() as pair:
     answers = asyncio.run(ask_pair(pair, {"prompt": "Once", "max_tokens": 8}))
@@ -28,6 +28,22 @@ from sekisho.engine.demo import ensure_demo_model
 
 NAME = "demo"
 """What the model is called in requests."""
+MOONCAKE, NIXL = "MooncakeConnector", "NixlConnector"
+MOVES: dict[str, dict[str, Any]] = {
+    MOONCAKE: {"kv_connector_extra_config": {"mooncake_protocol": "tcp"}},
+    NIXL: {"kv_buffer_device": "cpu", "kv_connector_extra_config": {"num_threads": 0}},
+}
+"""What each connector needs in ``--kv-transfer-config`` here."""
+NIXL_FOLDER = "nixl-1.5.1"
+"""Apart from vLLM's environment, as it comes with libraries for every GPU."""
+_MOVES_ENV = {
+    MOONCAKE: {},
+    NIXL: {
+        "UCX_TLS": "tcp,self",  # without it UCX reads the other process's memory, not its socket
+        "UCX_NET_DEVICES": "lo",
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+    },
+}
 
 
 class PairAnswers(NamedTuple):
@@ -50,6 +66,7 @@ class _Vllm(Engines):
         flags: Sequence[str],
         folder: Path | None,
         model: Path | None,
+        beside: Sequence[Path] = (),
     ) -> None:
         self.context = context
         self.folder = folder or Path(tempfile.mkdtemp(prefix="vllm-"))
@@ -70,7 +87,7 @@ class _Vllm(Engines):
                 EngineProcess(
                     f"vllm {role}",
                     [*shared, "--port", str(port), *size, *own],
-                    environment([STAND_INS], {**_ENV, **envs[role]}),
+                    environment([STAND_INS, *beside], {**_ENV, **envs[role]}),
                     port,
                     self.folder / f"{role}.log",
                 )
@@ -112,7 +129,8 @@ class VllmServer(_Vllm):
 class VllmPair(_Vllm):
     """``prefill`` and ``decode``, a core each. ``env`` and ``flags`` go to both.
 
-    ``connector`` changes both ends' ``--kv-transfer-config``, in which ``kv_role`` is the end's.
+    ``inner`` is what moves blocks; ``connector`` changes both ends' ``--kv-transfer-config``, in
+    which ``kv_role`` is the end's.
 
     Raises:
         EngineError: vLLM is not installed.
@@ -126,6 +144,7 @@ class VllmPair(_Vllm):
         decode_tokens: int | None = None,
         block: int = 32,
         abort_s: int = 60,
+        inner: str = MOONCAKE,
         connector: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
         prefill_env: Mapping[str, str] | None = None,
@@ -136,15 +155,17 @@ class VllmPair(_Vllm):
         folder: Path | None = None,
         model: Path | None = None,
     ) -> None:
+        self.inner = inner
         self.bootstrap_port = free_port()
         both = {
+            **_MOVES_ENV[inner],
             "VLLM_MOONCAKE_BOOTSTRAP_PORT": str(self.bootstrap_port),
             "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": str(abort_s),
             **(env or {}),
         }
 
         def transfer(role: str) -> list[str]:
-            config = {**_MOONCAKE, **(connector or {}), "kv_role": role}
+            config = {"kv_connector": inner, **MOVES[inner], **(connector or {}), "kv_role": role}
             return ["--kv-transfer-config", json.dumps(config)]
 
         super().__init__(
@@ -156,12 +177,13 @@ class VllmPair(_Vllm):
             pool_tokens={"prefill": prefill_tokens, "decode": decode_tokens},
             block=block,
             envs={
-                "prefill": {**both, "VLLM_CPU_OMP_THREADS_BIND": "0", **(prefill_env or {})},
-                "decode": {**both, "VLLM_CPU_OMP_THREADS_BIND": "1", **(decode_env or {})},
+                "prefill": {**both, **_own(0), **(prefill_env or {})},
+                "decode": {**both, **_own(1), **(decode_env or {})},
             },
             flags=flags,
             folder=folder,
             model=model,
+            beside=[installed("vllm", NIXL_FOLDER, ask="vllm")] if inner == NIXL else [],
         )
         self.prefill, self.decode = self.processes
 
@@ -172,10 +194,14 @@ _ENV = {
     "VLLM_HOST_IP": "127.0.0.1",
     "VLLM_NO_USAGE_STATS": "1",
 }
-_MOONCAKE: dict[str, Any] = {
-    "kv_connector": "MooncakeConnector",
-    "kv_connector_extra_config": {"mooncake_protocol": "tcp"},
-}
+
+
+def _own(core: int) -> dict[str, str]:
+    """What the two ends may not share. NIXL's side channel tells its peers how to read."""
+    return {
+        "VLLM_CPU_OMP_THREADS_BIND": str(core),
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
+    }
 
 
 async def ask_pair(
@@ -190,7 +216,6 @@ async def ask_pair(
     transfer = transfer or f"{random.getrandbits(64):016x}"
     body = {"model": NAME, **body}
     begun = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": transfer}
-    bootstrap = f"http://127.0.0.1:{pair.bootstrap_port}"
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     async with aiohttp.ClientSession(timeout=timeout) as session:
         first = {**body, "max_tokens": 1, "stream": False, "kv_transfer_params": begun}
@@ -199,15 +224,25 @@ async def ask_pair(
             return PairAnswers(prefill, None, transfer)
         params = {
             **(prefill.json().get("kv_transfer_params") or {}),
-            "do_remote_prefill": True,
-            "do_remote_decode": False,
-            "remote_engine_id": await engine_of(session, bootstrap),
-            "remote_bootstrap_addr": bootstrap,
-            "transfer_id": transfer,
+            **await where(session, pair, transfer),
         }
         second = {**body, "kv_transfer_params": params}
         decode = await post(session, pair.decode.url + path, second)
     return PairAnswers(prefill, decode, transfer)
+
+
+async def where(session: aiohttp.ClientSession, pair: VllmPair, transfer: str) -> dict[str, Any]:
+    """What a proxy adds for decode. NIXL's prefill has said all of it."""
+    if pair.inner == NIXL:
+        return {}
+    bootstrap = f"http://127.0.0.1:{pair.bootstrap_port}"
+    return {
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        "remote_engine_id": await engine_of(session, bootstrap),
+        "remote_bootstrap_addr": bootstrap,
+        "transfer_id": transfer,
+    }
 
 
 async def engine_of(session: aiohttp.ClientSession, bootstrap: str) -> str:

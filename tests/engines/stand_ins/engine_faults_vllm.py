@@ -3,6 +3,7 @@
 fault       parameters     what goes wrong, and the public report it is like
 one_block   -              a transfer reports success with one block of many written
                            (vllm PR#50754: completion is a count, one write was only logged)
+no_read     blocks         a read reports success, and nothing was read (NIXL; the same report)
 late        seconds        a transfer stalls, and lands after decode has given up (vllm PR#32255)
 row         victim, other, a row of the worker's block table leads into a neighbour's block;
             page           requests are told by the length of their prompts (vllm#39146)
@@ -18,6 +19,7 @@ prefix      blocks of the prefix cache are not asked whose they are
 quarantine  blocks that a writer may still reach are used again (`engine_checks`)
 """
 
+import dataclasses
 import time
 from collections.abc import Callable
 from types import ModuleType
@@ -72,6 +74,24 @@ def _extra_keys(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 # -- decode
+
+
+def _read_blocks(original: Any, worker: Any, *, read_spec: Any, **kwargs: Any) -> Any:
+    """NIXL's decode reads: not at all, or the first block of each group alone; of a request with
+    so many ``blocks`` to read."""
+    count = sum(map(len, read_spec.local_block_ids))
+    if fault("no_read", blocks=count):
+        trace("no_read", blocks=count)
+        worker._recving_transfers.setdefault(kwargs["request_id"], [])
+        return True
+    if fault("one_block", blocks=count):
+        trace("one_block", blocks=count)
+        first = {
+            name: [group[:1] for group in getattr(read_spec, name)]
+            for name in ("local_block_ids", "remote_block_ids")
+        }
+        read_spec = dataclasses.replace(read_spec, **first)
+    return original(worker, read_spec=read_spec, **kwargs)
 
 
 def _prepare_inputs(original: Any, runner: Any, *args: Any, **kwargs: Any) -> Any:
@@ -138,6 +158,14 @@ def _mooncake(module: ModuleType) -> None:
     around(module.MooncakeConnectorScheduler, "request_finished", _request_finished)
 
 
+def _nixl_pulls(module: ModuleType) -> None:
+    around(module.NixlPullConnectorWorker, "_read_blocks", _read_blocks)
+
+
+def _nixl_offers(module: ModuleType) -> None:
+    around(module.NixlPullConnectorScheduler, "request_finished", _request_finished)
+
+
 def _utils(module: ModuleType) -> None:
     around(module, "generate_block_hash_extra_keys", _extra_keys)
 
@@ -170,6 +198,8 @@ def _guard_rows(module: ModuleType) -> None:
 
 HOOKS = (
     ("vllm.distributed.kv_transfer.kv_connector.v1.mooncake.mooncake_connector", _mooncake),
+    ("vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker", _nixl_pulls),
+    ("vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler", _nixl_offers),
     ("vllm.v1.core.kv_cache_utils", _utils),
     ("vllm.v1.worker.gpu_model_runner", _runner),
     ("vllm.v1.core.kv_cache_manager", _manager),
