@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 from rig import Answer, EngineProcess, post
 from rig_vllm import MOONCAKE, MOVES, NAME, VllmPair, where
+from vllm_prompts import OTHER, STORY, tokens
 
 KEY = "a key of the tests, shared by both roles"
 BLOCK = 32
@@ -200,3 +201,16 @@ def ask_now(pair: VllmPair, *asked: Body, timeout_s: float = 120.0) -> list[Outc
         )
 
     return asyncio.run(together())
+
+
+def ask_with_a_row_of_another(pair: FaultyPair, answer: int) -> list[tuple[Outcome, str]]:
+    """A row of the block table leads into the neighbour's block, for as long as both run: what
+    came of the victim and of its neighbour, each with what it is answered alone."""
+    victim = tokens(STORY, 4 * BLOCK) + tokens(OTHER, BLOCK + 3)
+    other = tokens(STORY, 6 * BLOCK + 5)
+    alone = [ask_now(pair, body(t, answer, salt="alone"))[0].text for t in (victim, other)]
+    pair.switch({"row": {"victim": len(victim), "other": len(other), "page": 4}})
+    found = ask_now(pair, body(victim, answer, salt="v"), body(other, answer, salt="o"))
+    pair.switch()
+    assert pair.traced("row"), "the fault was never in"
+    return list(zip(found, alone, strict=True))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import aiohttp
+import install
 from rig import (
     STAND_INS,
     Answer,
@@ -34,7 +35,7 @@ MOVES: dict[str, dict[str, Any]] = {
     NIXL: {"kv_buffer_device": "cpu", "kv_connector_extra_config": {"num_threads": 0}},
 }
 """What each connector needs in ``--kv-transfer-config`` here."""
-NIXL_FOLDER = "nixl-1.5.1"
+_NIXL_FOLDER = install.NIXL[0].replace("==", "-")
 """Apart from vLLM's environment, as it comes with libraries for every GPU."""
 _MOVES_ENV = {
     MOONCAKE: {},
@@ -183,7 +184,7 @@ class VllmPair(_Vllm):
             flags=flags,
             folder=folder,
             model=model,
-            beside=[installed("vllm", NIXL_FOLDER, ask="vllm")] if inner == NIXL else [],
+            beside=[installed("vllm", _NIXL_FOLDER, ask="vllm")] if inner == NIXL else [],
         )
         self.prefill, self.decode = self.processes
 

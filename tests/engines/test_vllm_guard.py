@@ -17,6 +17,7 @@ from faulty_vllm import (
     ask,
     ask_decode_alone,
     ask_now,
+    ask_with_a_row_of_another,
     body,
     outcome,
 )
@@ -92,16 +93,9 @@ def _keep(arm: Arm, name: str, found: Outcome, right: str) -> None:
 
 
 def _neighbours(pair: FaultyPair, arm: Arm) -> None:
-    """A row of the block table leads into the neighbour's block, for as long as both run."""
-    victim = tokens(STORY, 4 * BLOCK) + tokens(OTHER, BLOCK + 3)
-    other = tokens(STORY, 6 * BLOCK + 5)
-    alone = [ask_now(pair, body(t, 96, salt="alone"))[0].text for t in (victim, other)]
-    pair.switch({"row": {"victim": len(victim), "other": len(other), "page": 4}})
-    found = ask_now(pair, body(victim, 96, salt="v"), body(other, 96, salt="o"))
-    pair.switch()
-    assert pair.traced("row"), "the fault was never in"
-    _keep(arm, "a block table row points at another's block", found[0], alone[0])
-    _keep(arm, "  … its neighbour", found[1], alone[1])
+    victim, other = ask_with_a_row_of_another(pair, 96)
+    _keep(arm, "a block table row points at another's block", *victim)
+    _keep(arm, "  … its neighbour", *other)
 
 
 def _unsalted(pair: FaultyPair, arm: Arm) -> None:

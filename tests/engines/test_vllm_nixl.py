@@ -25,6 +25,7 @@ from faulty_vllm import (
     ask_decode_for,
     ask_now,
     ask_prefill,
+    ask_with_a_row_of_another,
     body,
 )
 from rig_vllm import NIXL
@@ -137,17 +138,10 @@ def _neighbour(salt: str) -> dict[str, Any]:
 
 
 def _row(pair: FaultyPair, arm: Arm) -> None:
-    """A row of the block table leads into the neighbour's block, for as long as both run."""
-    victim = tokens(STORY, 4 * BLOCK) + tokens(OTHER, BLOCK + 3)
-    other = tokens(STORY, 6 * BLOCK + 5)
-    alone = [ask_now(pair, body(t, 40, salt="alone"))[0].text for t in (victim, other)]
-    pair.switch({"row": {"victim": len(victim), "other": len(other), "page": 4}})
-    found = ask_now(pair, body(victim, 40, salt="v"), body(other, 40, salt="o"))
-    pair.switch()
-    assert pair.traced("row"), "the fault was never in"
+    victim, other = ask_with_a_row_of_another(pair, 40)
     name = "a block table row points at another's block"
-    arm.keep(name, found[0], alone[0])
-    arm.keep(f"{_NEIGHBOUR}, {name}", found[1], alone[1])
+    arm.keep(name, *victim)
+    arm.keep(f"{_NEIGHBOUR}, {name}", *other)
 
 
 def _alien(pair: FaultyPair, arm: Arm) -> None:
