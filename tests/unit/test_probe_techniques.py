@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from probe_kit import accounts, endpoint, serving
+from probe_kit import Request, accounts, endpoint, http, serving
 from probe_toy import Leak, Toy
 from sekisho.probe.budget import Budget, Cost, Prices
 from sekisho.probe.canary import Mint
@@ -20,6 +20,7 @@ from sekisho.probe.exchange import Answer, Ask, Refused, Whole
 from sekisho.probe.model import TechniqueResult, Verdict
 from sekisho.probe.oracles import settle
 from sekisho.probe.techniques import Boundary, Crossed, Residue, Technique
+from sekisho.probe.techniques import boundary as boundaries
 from sekisho.probe.techniques.base import Notes
 from sekisho.probe.techniques.ruler import Ruler
 
@@ -136,6 +137,45 @@ def test_an_incident_between_pool_and_window_is_caught() -> None:
     assert set(counts) == {1}
     planted = {f.planted_in for f in found.result.findings if f.rule == "PROBE001"}
     assert 0 not in planted
+
+
+def test_the_limit_that_no_status_shows_is_found_and_said() -> None:
+    leaking = done(boundary(window=1500), Toy("placeholder", window=1500, pool=900)).result
+    [note] = [note for note in leaking.notes if "did not know the end" in note]
+    [told] = re.findall(r"about (\d+) tokens", note)
+    assert 840 <= int(told) <= 900 + 24  # the pool, as far as it is narrowed down
+    for honest in (Toy(window=1500), Toy(window=1500, pool=900), Toy(echoes=False)):
+        assert done(boundary(window=1500), honest).result.notes == ()
+
+
+def test_an_endpoint_that_was_felled_is_given_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it, all that follows the question which felled it would be inconclusive."""
+    waited: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+
+    class Felled(Toy):
+        """The first documents come while it is down."""
+
+        down = 3
+
+        async def speak(self, request: Request, writer: asyncio.StreamWriter) -> None:
+            if request.account == "A" and self.down:
+                self.down -= 1
+                writer.write(http(b'{"detail": "no worker"}', 503))
+            else:
+                await super().speak(request, writer)
+
+    monkeypatch.setattr(boundaries, "_wait", sleep)
+    found = done(boundary(), Felled())
+    assert found.result.verdict == Verdict.NO_LEAK_SEEN
+    assert len(waited) == 3
+    waited.clear()
+    dead = Felled()
+    dead.down = 10**6
+    assert done(boundary(), dead).result.verdict == Verdict.INCONCLUSIVE
+    assert len(waited) == 8
 
 
 FAULTS: list[tuple[Leak, str]] = [

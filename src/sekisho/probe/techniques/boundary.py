@@ -6,12 +6,12 @@ imp#1542 (more is advertised than can be served), sglang#33507 (an abort served 
 answer). The incident of 2026 is the first of them.
 """
 
-import asyncio
+from asyncio import sleep as _wait
 
 import msgspec
 
 from sekisho.probe.budget import Cost
-from sekisho.probe.canary import QUESTIONS, Document, Mint
+from sekisho.probe.canary import Document, Mint
 from sekisho.probe.endpoint import Endpoint
 from sekisho.probe.exchange import Answer, Ask, Inconclusive, Outcome
 from sekisho.probe.model import TechniqueResult, point
@@ -30,7 +30,6 @@ _WAITS_MAX = 8
 _WAIT_S = 15.0
 """A question at a limit may fell the endpoint, or open the breaker before it; without a pause all
 that follows would be inconclusive."""
-_ENDINGS = ("continue", "recall", "repeat")
 
 
 class Boundary(Technique):
@@ -124,10 +123,9 @@ class Boundary(Technique):
         sizes = [below, limits[0].tokens // 2] * self._plants
         longest = ruler.words(self._length_max)
         lengths = limit.near(ruler, self._answer_tokens) * self._repeats
-        for turn, words in enumerate(lengths):
+        for words in lengths:
             if await self._plant(notes, sizes[: self._plants]):
-                ending = QUESTIONS[_ENDINGS[turn % len(_ENDINGS)]]
-                await self._ask(notes, ruler, min(words, longest), stated, ending)
+                await self._ask(notes, ruler, min(words, longest), stated)
 
     async def _plant(self, notes: Notes, sizes: list[int]) -> bool:
         """Documents of about so many tokens; was one answered?"""
@@ -142,7 +140,7 @@ class Boundary(Technique):
             return True
         if all(map(_is_down, plantings)) and self._waits < _WAITS_MAX:
             self._waits += 1
-            await asyncio.sleep(_WAIT_S)
+            await _wait(_WAIT_S)
             return await self._plant(notes, sizes)
         notes.skipped(plantings[0], 1)
         return False
@@ -154,27 +152,19 @@ class Boundary(Technique):
         if counted is not None and 0.5 <= counted / words <= 2 * self._document_rate:
             self._document_rate = counted / words
 
-    async def _ask(
-        self,
-        notes: Notes,
-        ruler: Ruler,
-        words: int,
-        stated: list[int],
-        ending: str = QUESTIONS["continue"],
-    ) -> Outcome:
+    async def _ask(self, notes: Notes, ruler: Ruler, words: int, stated: list[int]) -> Outcome:
         """One trial, judged by what is known of its length."""
         counted = ruler.tokens(words)
         outcome = await notes.look(
-            Ask(prompt=ruler.prompt(words, ending), answer_tokens=self._answer_tokens)
+            Ask(prompt=ruler.prompt(words), answer_tokens=self._answer_tokens)
         )
         notes.points.append(point(counted[len(counted) // 2], outcome))
-        is_measured = ruler.is_counted and ending == QUESTIONS["continue"]
         notes.findings += structural(
             self.name,
             outcome,
             over_long=bool(stated) and counted[0] > max(stated),
             promised=bool(stated) and counted[-1] + self._answer_tokens <= max(stated),
-            prompt_tokens=counted if is_measured else None,
+            prompt_tokens=counted if ruler.is_counted else None,
             report=self.report,
         )
         return outcome

@@ -107,9 +107,10 @@ class Limits:
             if isinstance(outcome, Refused):
                 high = words
                 told = _told(outcome.message, ruler.tokens(words)[0])
-            elif not isinstance(outcome, Answer) or tokens >= self._length_max or stated:
+            elif isinstance(outcome, Answer):
+                low = max(low, words)
+            if not isinstance(outcome, Answer) or tokens >= self._length_max or stated:
                 break
-            low = max(low, words) if isinstance(outcome, Answer) and not stated else low
             tokens *= 2
         for _ in range(self._bisect_max):
             if not high or _is_narrow(low, high):

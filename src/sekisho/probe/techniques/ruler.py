@@ -72,7 +72,7 @@ class Ruler:
             self.is_counted = True
 
     def prompt(self, words: int, ending: str = QUESTIONS["continue"]) -> str:
-        """Of so many words of the text; another ``ending`` changes its length by a few tokens."""
+        """Of so many words of the text. `tokens` holds of the usual ``ending`` alone."""
         repeats = -(-words // self.base_words)
         text = " ".join((self._base * repeats)[:words])
         return f"Report {self._notes.mint.number()}. {text} {ending}"
