@@ -70,10 +70,14 @@ class Toy:
         else:
             await self._answer(request, writer)
 
+    def tokens(self, prompt: str) -> int:
+        """Its tokens are words."""
+        return len(prompt.split()) + OVERHEAD
+
     async def _answer(self, request: Request, writer: asyncio.StreamWriter) -> None:
         fields = request.fields
         words = request.prompt.split()
-        count = len(words) + OVERHEAD
+        count = self.tokens(request.prompt)
         self._count += 1
         other = self._other(request.account)
         over = count + fields["max_tokens"] > self.pool

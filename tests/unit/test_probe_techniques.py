@@ -40,10 +40,10 @@ class Done:
         return {finding.rule for finding in self.result.findings}
 
 
-def done(technique: Technique, toy: Toy, **options: Any) -> Done:
+def done(technique: Technique, toy: Toy, seed: int = SEED, **options: Any) -> Done:
     async def main() -> Done:
         async with serving(toy.speak) as server, endpoint(server, **options) as found:
-            result = await technique.run(found, Mint(SEED))
+            result = await technique.run(found, Mint(seed))
             [settled] = settle([result]).techniques
             prompts = [(r.account, r.prompt) for r in server.requests if r.method == "POST"]
             return Done(settled, found.purse.spent, prompts)
@@ -146,6 +146,28 @@ def test_the_limit_that_no_status_shows_is_found_and_said() -> None:
     assert 840 <= int(told) <= 900 + 24  # the pool, as far as it is narrowed down
     for honest in (Toy(window=1500), Toy(window=1500, pool=900), Toy(echoes=False)):
         assert done(boundary(window=1500), honest).result.notes == ()
+
+
+class Gap(Toy):
+    """Leaks only where what was written there before reaches to the end of the prompt, up to a
+    few slots; its tokens are pieces of words, so that a secret has as many as it happens to have.
+    """
+
+    def tokens(self, prompt: str) -> int:
+        return in_fives(prompt)
+
+    def _over(self, writer: asyncio.StreamWriter, count: int, other: str) -> bool:
+        account, before = self._memory[-1]
+        is_filled = account == "A" and count - self.tokens(before) - 48 <= 16
+        return super()._over(writer, count, other if is_filled else "")
+
+
+@pytest.mark.parametrize("plants", [1, 2])
+def test_documents_reach_to_where_a_question_above_the_limit_ends(plants: int) -> None:
+    for seed in range(3):
+        toy = Gap("placeholder", window=3000, pool=1500)
+        found = done(boundary(window=3000, plants=plants, bisect_max=9), toy, seed=seed)
+        assert found.result.verdict == Verdict.LEAK, f"seed {seed}"
 
 
 def test_an_endpoint_that_was_felled_is_given_time(monkeypatch: pytest.MonkeyPatch) -> None:

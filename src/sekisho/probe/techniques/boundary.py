@@ -16,7 +16,7 @@ from sekisho.probe.endpoint import Endpoint
 from sekisho.probe.exchange import Answer, Ask, Inconclusive, Outcome
 from sekisho.probe.model import TechniqueResult, point
 from sekisho.probe.oracles import structural
-from sekisho.probe.techniques.base import WORDS_TO_TOKENS, Notes, Technique
+from sekisho.probe.techniques.base import WORDS_TO_TOKENS, Notes, Technique, planting
 from sekisho.probe.techniques.limits import LIMITS_MAX, Limit, Limits
 from sekisho.probe.techniques.ruler import Ruler
 
@@ -38,9 +38,10 @@ class Boundary(Technique):
     Args:
         window: what is advertised, in tokens; None where only the endpoint says.
         length_max: no prompt above so many tokens, whatever the limits are; documents have half.
-        plants: documents that the first account sends before every question; every second is
-            nearly as long as the limit, so that its pages are those that a question just above
-            it is given, at the same places.
+        plants: documents that the first account sends before every question. Every second is, with
+            its answer, as long as the limit, so that its pages are those that a question just
+            above it is given, at the same places; shorter, it would leave a gap that was never
+            written, of which answers are noise. It is sent twice, the first time to be measured.
         repeats: how often each length of each limit is asked.
     """
 
@@ -77,7 +78,7 @@ class Boundary(Technique):
         asks = (LIMITS_MAX * _PLACES + _MORE_PLACES) * self._repeats
         search = Ruler.REQUESTS_MAX + Limits.requests_max(longest, self._bisect_max)
         plant = Cost(1, longest // 2 + 200 * WORDS_TO_TOKENS, self._answer_tokens)
-        plants = self._plants * (asks + 1 + _WAITS_MAX)
+        plants = (self._plants + -(-self._plants // 2)) * (asks + 1 + _WAITS_MAX)
         return ask.times(asks + search) + plant.times(plants) + Cost(1)
 
     async def run(self, endpoint: Endpoint, mint: Mint) -> TechniqueResult:
@@ -90,7 +91,7 @@ class Boundary(Technique):
         if ruler is not None:
             self._document_rate = ruler.rate
             first = min([*stated, 1024])
-            if await self._plant(notes, [first // 2] * self._plants):
+            if await self._plant(notes, ruler, [first // 2] * self._plants):
                 limits = await self._limits(notes, ruler, stated)
                 silent = next((one for one in limits if one.is_silent), None)
                 for limit in limits:
@@ -119,38 +120,51 @@ class Boundary(Technique):
         self, notes: Notes, ruler: Ruler, limit: Limit, limits: list[Limit], stated: list[int]
     ) -> None:
         """The questions around one limit, each after new documents."""
-        below = limit.tokens - 2 * self._answer_tokens  # with its question and its answer
-        sizes = [below, limits[0].tokens // 2] * self._plants
+        full = min(limit.longest(ruler, self._answer_tokens), self._length_max // 2)
+        sizes = [full, limits[0].tokens // 2] * self._plants
         longest = ruler.words(self._length_max)
         lengths = limit.near(ruler, self._answer_tokens) * self._repeats
         for words in lengths:
-            if await self._plant(notes, sizes[: self._plants]):
+            if await self._plant(notes, ruler, sizes[: self._plants], full):
                 await self._ask(notes, ruler, min(words, longest), stated)
 
-    async def _plant(self, notes: Notes, sizes: list[int]) -> bool:
-        """Documents of about so many tokens; was one answered?"""
-        plantings: list[Outcome] = []
-        for size in sizes:
-            tokens = min(size, self._length_max // 2)
-            document = _document(notes.mint, max(16, int(tokens / self._document_rate)))
-            outcome = await notes.plant(document, self._answer_tokens)
-            plantings.append(outcome)
-            self._learn_rate(outcome, len(document.text.split()))
+    async def _plant(self, notes: Notes, ruler: Ruler, sizes: list[int], full: int = 0) -> bool:
+        """Documents whose prompts have about so many tokens, and rather exactly where it is
+        ``full``; was one answered?"""
+        plantings = [await self._plant_one(notes, ruler, size, size == full) for size in sizes]
         if any(isinstance(outcome, Answer) for outcome in plantings):
             return True
         if all(map(_is_down, plantings)) and self._waits < _WAITS_MAX:
             self._waits += 1
             await _wait(_WAIT_S)
-            return await self._plant(notes, sizes)
+            return await self._plant(notes, ruler, sizes, full)
         notes.skipped(plantings[0], 1)
         return False
 
-    def _learn_rate(self, outcome: Outcome, words: int) -> None:
-        """Tokens that a word of a document has, with its secrets; a count that cannot be is not
-        believed, and above a limit it may be anything."""
+    async def _plant_one(self, notes: Notes, ruler: Ruler, tokens: int, is_exact: bool) -> Outcome:
+        tokens = min(tokens, self._length_max // 2)
+        words = int(tokens / self._document_rate) - (_OVER if is_exact else 0)
+        document = _document(notes.mint, max(16, words))
+        if is_exact:
+            # Secrets have as many tokens as they happen to have: what they leave is filled up.
+            asked = planting(document, self._answer_tokens)
+            outcome = await notes.endpoint.ask(notes.endpoint.accounts[0], asked)
+            counted = self._learn_rate(outcome, len(document.text.split()))
+            document = _lengthened(
+                notes.mint, document, int((tokens - counted) / ruler.rate) if counted else _OVER
+            )
+        outcome = await notes.plant(document, self._answer_tokens)
+        self._learn_rate(outcome, len(document.text.split()))
+        return outcome
+
+    def _learn_rate(self, outcome: Outcome, words: int) -> int:
+        """Tokens that a word of a document has, with its secrets. Returns those of the prompt; a
+        count that cannot be is not believed, and 0: above a limit it may be anything."""
         counted = outcome.whole.prompt_tokens if isinstance(outcome, Answer) else None
-        if counted is not None and 0.5 <= counted / words <= 2 * self._document_rate:
-            self._document_rate = counted / words
+        if counted is None or not 0.5 <= counted / words <= 2 * self._document_rate:
+            return 0
+        self._document_rate = counted / words
+        return counted
 
     async def _ask(self, notes: Notes, ruler: Ruler, words: int, stated: list[int]) -> Outcome:
         """One trial, judged by what is known of its length."""
@@ -180,7 +194,10 @@ def _document(mint: Mint, words: int) -> Document:
     """Of so many words, as its pages are to lie where those of a question will; more where they
     are too few for its secrets. Minutes end with a secret, so what is missing stands before."""
     document = mint.document(max(1, words - _OVER), 3 if words > 300 else 1)
-    missing = words - len(document.text.split())
+    return _lengthened(mint, document, words - len(document.text.split()))
+
+
+def _lengthened(mint: Mint, document: Document, missing: int) -> Document:
     if missing <= 0:
         return document
     return msgspec.structs.replace(document, text=f"{mint.filler(missing)}\n{document.text}")

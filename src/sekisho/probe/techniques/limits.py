@@ -34,6 +34,13 @@ class Limit:
     above: int | None = None
     is_silent: bool = False
 
+    def longest(self, ruler: Ruler, answer_tokens: int) -> int:
+        """Tokens of the longest prompt that is answered within it, as far as is known."""
+        if self.below is not None:
+            known = ruler.tokens(self.below)
+            return known[len(known) // 2]
+        return self.tokens - answer_tokens - len(ruler.tokens(ruler.base_words))
+
     def near(self, ruler: Ruler, answer_tokens: int) -> list[int]:
         """Lengths to ask, in words of the ruler: below, just above or at, above, far above."""
         slack = len(ruler.tokens(ruler.base_words))
