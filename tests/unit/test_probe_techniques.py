@@ -149,16 +149,16 @@ def test_the_limit_that_no_status_shows_is_found_and_said() -> None:
 
 
 class Gap(Toy):
-    """Leaks only where what was written there before reaches to the end of the prompt, up to a
-    few slots; its tokens are pieces of words, so that a secret has as many as it happens to have.
-    """
+    """Leaks only where what was written there before reaches to the end of the prompt; its tokens
+    are pieces of words, so that a secret has as many as it happens to have."""
 
     def tokens(self, prompt: str) -> int:
         return in_fives(prompt)
 
     def _over(self, writer: asyncio.StreamWriter, count: int, other: str) -> bool:
-        account, before = self._memory[-1]
-        is_filled = account == "A" and count - self.tokens(before) - 48 <= 16
+        # A question takes pages in their order, so that those of the first document of two are its.
+        before = max(self.tokens(text) for _, text in self._memory[-2:])
+        is_filled = count <= before + 48
         return super()._over(writer, count, other if is_filled else "")
 
 

@@ -150,9 +150,8 @@ class Boundary(Technique):
             asked = planting(document, self._answer_tokens)
             outcome = await notes.endpoint.ask(notes.endpoint.accounts[0], asked)
             counted = self._learn_rate(outcome, len(document.text.split()))
-            document = _lengthened(
-                notes.mint, document, int((tokens - counted) / ruler.rate) if counted else _OVER
-            )
+            missing = int((tokens - counted) / ruler.rate) if counted else 0
+            document = _lengthened(notes.mint, document, missing)
         outcome = await notes.plant(document, self._answer_tokens)
         self._learn_rate(outcome, len(document.text.split()))
         return outcome
