@@ -148,6 +148,24 @@ def test_the_limit_that_no_status_shows_is_found_and_said() -> None:
         assert done(boundary(window=1500), honest).result.notes == ()
 
 
+def test_lengths_that_are_never_answered_do_not_end_the_search() -> None:
+    """As with sglang 0.5.19, where those just below the limit are held for ever."""
+
+    class Holds(Toy):
+        async def speak(self, request: Request, writer: asyncio.StreamWriter) -> None:
+            if request.method == "POST" and 650 < self.tokens(request.prompt) < 860:
+                writer.write(http(b'{"detail": "timed out"}', 504))
+            else:
+                await super().speak(request, writer)
+
+    found = done(boundary(window=1500), Holds("placeholder", window=1500, pool=900))
+    [note] = [note for note in found.result.notes if "did not know the end" in note]
+    [told] = re.findall(r"about (\d+) tokens", note)
+    assert 600 <= int(told) <= 650 + 48
+    lengths = {len(p.split()) + 3 for account, p in found.prompts if account == "B"}
+    assert any(860 <= length <= 880 for length in lengths)
+
+
 class Gap(Toy):
     """Leaks only where what was written there before reaches to the end of the prompt; its tokens
     are pieces of words, so that a secret has as many as it happens to have."""

@@ -11,12 +11,12 @@ from asyncio import sleep as _wait
 import msgspec
 
 from sekisho.probe.budget import Cost
-from sekisho.probe.canary import Document, Mint
+from sekisho.probe.canary import QUESTIONS, Document, Mint
 from sekisho.probe.endpoint import Endpoint
 from sekisho.probe.exchange import Answer, Ask, Inconclusive, Outcome
 from sekisho.probe.model import TechniqueResult, point
 from sekisho.probe.oracles import structural
-from sekisho.probe.techniques.base import WORDS_TO_TOKENS, Notes, Technique, planting
+from sekisho.probe.techniques.base import WORDS_TO_TOKENS, Notes, Technique
 from sekisho.probe.techniques.limits import LIMITS_MAX, Limit, Limits
 from sekisho.probe.techniques.ruler import Ruler
 
@@ -145,16 +145,23 @@ class Boundary(Technique):
         tokens = min(tokens, self._length_max // 2)
         words = int(tokens / self._document_rate) - (_OVER if is_exact else 0)
         document = _document(notes.mint, max(16, words))
-        if is_exact:
-            # Secrets have as many tokens as they happen to have: what they leave is filled up.
-            asked = planting(document, self._answer_tokens)
-            outcome = await notes.endpoint.ask(notes.endpoint.accounts[0], asked)
-            counted = self._learn_rate(outcome, len(document.text.split()))
-            missing = int((tokens - counted) / ruler.rate) if counted else 0
-            document = _lengthened(notes.mint, document, missing)
-        outcome = await notes.plant(document, self._answer_tokens)
-        self._learn_rate(outcome, len(document.text.split()))
-        return outcome
+        if not is_exact:
+            outcome = await notes.plant(document, self._answer_tokens)
+            self._learn_rate(outcome, len(document.text.split()))
+            return outcome
+        # Secrets have as many tokens as they happen to have: what they leave is filled up.
+        outcome = await self._send(notes, document)
+        counted = self._learn_rate(outcome, len(document.text.split()))
+        missing = int((tokens - counted) / ruler.rate) if counted else 0
+        document = _lengthened(notes.mint, document, missing)
+        return await notes.plant_by(document.canaries, self._send(notes, document))
+
+    async def _send(self, notes: Notes, document: Document) -> Outcome:
+        """Not with the usual question for a secret, of which answers are short: this one's is to
+        fill the places up to where a question above the limit ends."""
+        prompt = f"{document.text}\n{QUESTIONS['continue']}"
+        asked = Ask(prompt=prompt, answer_tokens=self._answer_tokens)
+        return await notes.endpoint.ask(notes.endpoint.accounts[0], asked)
 
     def _learn_rate(self, outcome: Outcome, words: int) -> int:
         """Tokens that a word of a document has, with its secrets. Returns those of the prompt; a

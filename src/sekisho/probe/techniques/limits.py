@@ -10,6 +10,7 @@ import dataclasses
 import re
 from collections.abc import Awaitable, Callable, Sequence
 
+from sekisho.probe.canary import QUESTIONS
 from sekisho.probe.exchange import Answer, Ask, Outcome, Refused
 from sekisho.probe.techniques.base import Notes
 from sekisho.probe.techniques.ruler import Ruler
@@ -65,7 +66,8 @@ class Limits:
     Args:
         stated: by the operator and by ``/models``, in tokens.
         length_max: no prompt above so many tokens.
-        bisect_max: questions by which each measured limit is narrowed down.
+        bisect_max: questions by which each measured limit is narrowed down; twice as many for the
+            one that no status shows, which has two ends where some lengths are not answered.
     """
 
     def __init__(
@@ -88,7 +90,7 @@ class Limits:
     @staticmethod
     def requests_max(length_max: int, bisect_max: int) -> int:
         """Of the whole search."""
-        return max(1, length_max.bit_length()) + bisect_max + _RECALL_TRIES * (bisect_max + 2)
+        return max(1, length_max.bit_length()) + bisect_max + 2 * _RECALL_TRIES * (bisect_max + 1)
 
     async def find(self, ask: AskWords) -> list[Limit]:
         """Smallest first, at most `LIMITS_MAX`."""
@@ -142,22 +144,33 @@ class Limits:
         low = self._ruler.base_words
         if high <= low or not await self._recalls(low) or await self._recalls(high) is not False:
             return None
-        for _ in range(self._bisect_max):
-            middle = (low + high) // 2
-            known = None if _is_narrow(low, high) else await self._recalls(middle)
-            if known is None:
+        stuck = set[int]()  # without an answer: engines may hold some near a limit for ever
+        for _ in range(2 * self._bisect_max):
+            stuck = {length for length in stuck if low < length < high}
+            parts = [(low, min(stuck, default=high)), (max(stuck, default=high), high)]
+            start, end = max(parts, key=lambda part: part[1] - part[0])
+            if _is_narrow(start, end):
                 break
-            low, high = (middle, high) if known else (low, middle)
+            middle = (start + end) // 2
+            known = await self._recalls(middle)
+            if known is None:
+                stuck.add(middle)
+            elif known:
+                low = middle
+            else:
+                high = middle
         within = self._ruler.tokens(low)[0] + self._answer_tokens
         return Limit(within, low, high, is_silent=True)
 
     async def _recalls(self, words: int) -> bool | None:
-        """Does an answer know the number at the end of its prompt? Once is enough. None: there was
-        no answer; near a limit engines may hold a request for ever."""
+        """Does an answer know the number at the end of its prompt, which is as long as one of
+        ``words`` with the usual ending? Once is enough. None: there was no answer; near a limit
+        engines may hold a request for ever."""
         for _ in range(_RECALL_TRIES):
             number = str(self._notes.mint.number())
             ending = f"The number of the day is {number}. What is the number of the day?"
-            prompt = self._ruler.prompt(words, ending)
+            more = len(ending.split()) - len(QUESTIONS["continue"].split())
+            prompt = self._ruler.prompt(max(1, words - more), ending)
             asked = Ask(prompt=prompt, answer_tokens=self._answer_tokens)
             outcome = await self._notes.look(asked)
             if not isinstance(outcome, Answer):
