@@ -175,7 +175,8 @@ class Gap(Toy):
 
     def _over(self, writer: asyncio.StreamWriter, count: int, other: str) -> bool:
         # A question takes pages in their order, so that those of the first document of two are its.
-        before = max(self.tokens(text) for _, text in self._memory[-2:])
+        last = [self.tokens(text) for account, text in self._memory[-2:] if account == "A"]
+        before = max(last, default=0)
         is_filled = count <= before + 48
         return super()._over(writer, count, other if is_filled else "")
 

@@ -26,6 +26,8 @@ _MORE_PLACES = 3
 """And around the one that no status shows, of which there is one at most."""
 _OVER = 60
 """More words than minutes have beyond what was asked for: they end with a whole sentence."""
+_SPARE = 6
+"""Words that a full document stays below the limit: as many tokens it may have more than counted."""
 _WAITS_MAX = 8
 _WAIT_S = 15.0
 """A question at a limit may fell the endpoint, or open the breaker before it; without a pause all
@@ -152,7 +154,7 @@ class Boundary(Technique):
         # Secrets have as many tokens as they happen to have: what they leave is filled up.
         outcome = await self._send(notes, document)
         counted = self._learn_rate(outcome, len(document.text.split()))
-        missing = int((tokens - counted) / ruler.rate) if counted else 0
+        missing = int((tokens - counted) / ruler.rate) - _SPARE if counted else 0
         document = _lengthened(notes.mint, document, missing)
         return await notes.plant_by(document.canaries, self._send(notes, document))
 
