@@ -27,7 +27,7 @@ _MORE_PLACES = 3
 _OVER = 60
 """More words than minutes have beyond what was asked for: they end with a whole sentence."""
 _SPARE = 6
-"""Words that a full document stays below the limit: as many tokens it may have more than counted."""
+"""Words by which a full document stays below the limit, as the count of its filler is a guess."""
 _WAITS_MAX = 8
 _WAIT_S = 15.0
 """A question at a limit may fell the endpoint, or open the breaker before it; without a pause all
