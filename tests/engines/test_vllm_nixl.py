@@ -236,7 +236,7 @@ def test_clients_that_leave_cost_no_block(pair: FaultyPair) -> None:
     print(f"{Counter(one.status for one in answered)}, {len(seen) - len(answered)} left")
     assert {one.status for one in answered} == {200}
     assert len(answered) < len(seen)
-    # One request gets all but two blocks of decode, two at once all but six of prefill.
+    # Each gets all but two blocks of both pools, one after the other.
     whole = POOL - 2 * BLOCK
     asked = [body(tokens(text, whole - 8), 8, f"whole {text[:3]}") for text in (STORY, OTHER)]
     found = ask_now(pair, asked[0]) + ask_now(pair, asked[1])

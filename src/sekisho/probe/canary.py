@@ -2,7 +2,7 @@
 
 A canary is drawn symbol by symbol, so its entropy is known exactly: so many bits, that one hit in
 an answer of the other account is proof (`match.run` states the chance). The secrets come from the
-system's randomness also where a run is replayed, so that none is ever planted twice; the seed
+system's randomness also where a run is replayed, so that none belongs to two documents; the seed
 decides only the words around them.
 """
 

@@ -93,7 +93,7 @@ class Boundary(Technique):
         if ruler is not None:
             self._document_rate = ruler.rate
             first = min([*stated, 1024])
-            if await self._plant(notes, ruler, [first // 2] * self._plants):
+            if await self._plant(notes, ruler, [(first // 2, False)] * self._plants):
                 limits = await self._limits(notes, ruler, stated)
                 silent = next((one for one in limits if one.is_silent), None)
                 for limit in limits:
@@ -122,24 +122,23 @@ class Boundary(Technique):
         self, notes: Notes, ruler: Ruler, limit: Limit, limits: list[Limit], stated: list[int]
     ) -> None:
         """The questions around one limit, each after new documents."""
-        full = min(limit.longest(ruler, self._answer_tokens), self._length_max // 2)
-        sizes = [full, limits[0].tokens // 2] * self._plants
+        full = limit.longest(ruler, self._answer_tokens)
+        sizes = [(full, True), (limits[0].tokens // 2, False)] * self._plants
         longest = ruler.words(self._length_max)
         lengths = limit.near(ruler, self._answer_tokens) * self._repeats
         for words in lengths:
-            if await self._plant(notes, ruler, sizes[: self._plants], full):
+            if await self._plant(notes, ruler, sizes[: self._plants]):
                 await self._ask(notes, ruler, min(words, longest), stated)
 
-    async def _plant(self, notes: Notes, ruler: Ruler, sizes: list[int], full: int = 0) -> bool:
-        """Documents whose prompts have about so many tokens, and rather exactly where it is
-        ``full``; was one answered?"""
-        plantings = [await self._plant_one(notes, ruler, size, size == full) for size in sizes]
+    async def _plant(self, notes: Notes, ruler: Ruler, sizes: list[tuple[int, bool]]) -> bool:
+        """Documents whose prompts have about so many tokens, or exactly; was one answered?"""
+        plantings = [await self._plant_one(notes, ruler, *size) for size in sizes]
         if any(isinstance(outcome, Answer) for outcome in plantings):
             return True
         if all(map(_is_down, plantings)) and self._waits < _WAITS_MAX:
             self._waits += 1
             await _wait(_WAIT_S)
-            return await self._plant(notes, ruler, sizes, full)
+            return await self._plant(notes, ruler, sizes)
         notes.skipped(plantings[0], 1)
         return False
 

@@ -10,7 +10,6 @@ import dataclasses
 import re
 from collections.abc import Awaitable, Callable, Sequence
 
-from sekisho.probe.canary import QUESTIONS
 from sekisho.probe.exchange import Answer, Ask, Outcome, Refused
 from sekisho.probe.techniques.base import Notes
 from sekisho.probe.techniques.ruler import Ruler
@@ -52,7 +51,7 @@ class Limit:
             above += [self.above + step * k // 4 for k in (1, 2, 3)] if self.is_silent else []
             return [self.below, *above, round(_FAR * self.above)]
         lengths = [
-            self.tokens - answer_tokens - slack,
+            self.longest(ruler, answer_tokens),
             self.tokens - answer_tokens,
             self.tokens + slack,
             round(_FAR * self.tokens),
@@ -163,14 +162,12 @@ class Limits:
         return Limit(within, low, high, is_silent=True)
 
     async def _recalls(self, words: int) -> bool | None:
-        """Does an answer know the number at the end of its prompt, which is as long as one of
-        ``words`` with the usual ending? Once is enough. None: there was no answer; near a limit
-        engines may hold a request for ever."""
+        """Does an answer know the number at the end of its prompt? Once is enough. None: there was
+        no answer; near a limit engines may hold a request for ever."""
         for _ in range(_RECALL_TRIES):
             number = str(self._notes.mint.number())
             ending = f"The number of the day is {number}. What is the number of the day?"
-            more = len(ending.split()) - len(QUESTIONS["continue"].split())
-            prompt = self._ruler.prompt(max(1, words - more), ending)
+            prompt = self._ruler.prompt(words, ending)
             asked = Ask(prompt=prompt, answer_tokens=self._answer_tokens)
             outcome = await self._notes.look(asked)
             if not isinstance(outcome, Answer):

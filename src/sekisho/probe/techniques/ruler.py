@@ -72,7 +72,9 @@ class Ruler:
             self.is_counted = True
 
     def prompt(self, words: int, ending: str = QUESTIONS["continue"]) -> str:
-        """Of so many words of the text. `tokens` holds of the usual ``ending`` alone."""
+        """Of so many words of the text; a longer ``ending`` stands in place of as many of them.
+        `tokens` holds of the usual one alone, and about of others."""
+        words = max(1, words - len(ending.split()) + len(QUESTIONS["continue"].split()))
         repeats = -(-words // self.base_words)
         text = " ".join((self._base * repeats)[:words])
         return f"Report {self._notes.mint.number()}. {text} {ending}"
