@@ -84,7 +84,8 @@ class TestIncident:
             SglangRouter(pair) as router,
         ):
             print(f"\n{request.param} 0.5.19 ready after {pair.start_seconds:.0f} s")
-            more = ["--technique", "boundary", "--window", "4096"]
+            more = ["--technique", "boundary", "--window", "4096", "--size", "quick"]
+            more += ["--timeout", "45"]  # those that stock prefill holds are freed after 60 s
             model = str(ensure_demo_model())
             return guard, probe(router.url, model, *more, folder=folder)
 

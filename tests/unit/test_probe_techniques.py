@@ -167,18 +167,22 @@ def test_lengths_that_are_never_answered_do_not_end_the_search() -> None:
 
 
 class Gap(Toy):
-    """Leaks only where what was written there before reaches to the end of the prompt; its tokens
-    are pieces of words, so that a secret has as many as it happens to have."""
+    """Leaks only where what was written there before reaches to the end of the prompt. Its tokens
+    are pieces of words, so that a secret has as many as it happens to have; asked to go on, it
+    writes the last line again and ends, as small models do."""
 
     def tokens(self, prompt: str) -> int:
         return in_fives(prompt)
 
     def _over(self, writer: asyncio.StreamWriter, count: int, other: str) -> bool:
         # A question takes pages in their order, so that those of the first document of two are its.
-        last = [self.tokens(text) for account, text in self._memory[-2:] if account == "A"]
-        before = max(last, default=0)
-        is_filled = count <= before + 48
-        return super()._over(writer, count, other if is_filled else "")
+        last = [text for account, text in self._memory[-2:] if account == "A"]
+        ends = [self.tokens(text) + self._goes_on(text) for text in last]
+        return super()._over(writer, count, other if count <= max(ends, default=0) else "")
+
+    def _goes_on(self, text: str) -> int:
+        """Tokens of the answer."""
+        return min(48, self.tokens([line for line in text.splitlines() if line][-2]))
 
 
 @pytest.mark.parametrize("plants", [1, 2])

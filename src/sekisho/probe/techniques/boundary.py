@@ -11,7 +11,7 @@ from asyncio import sleep as _wait
 import msgspec
 
 from sekisho.probe.budget import Cost
-from sekisho.probe.canary import QUESTIONS, Document, Mint
+from sekisho.probe.canary import QUESTIONS, Mint
 from sekisho.probe.endpoint import Endpoint
 from sekisho.probe.exchange import Answer, Ask, Inconclusive, Outcome
 from sekisho.probe.model import TechniqueResult, point
@@ -24,10 +24,12 @@ _PLACES = 4
 """Lengths that are asked around a limit."""
 _MORE_PLACES = 3
 """And around the one that no status shows, of which there is one at most."""
-_OVER = 60
-"""More words than minutes have beyond what was asked for: they end with a whole sentence."""
 _SPARE = 6
-"""Words by which a full document stays below the limit, as the count of its filler is a guess."""
+"""Tokens by which a full document stays below the limit, as the count of its filler is a guess."""
+_SENTENCES = 4
+"""Of a line, so that an answer which ends with the first line has all its tokens by then."""
+_DENSITY_MAX = 3.0
+"""Tokens of a word of a secret's sentence, compared with a word of plain text."""
 _WAITS_MAX = 8
 _WAIT_S = 15.0
 """A question at a limit may fell the endpoint, or open the breaker before it; without a pause all
@@ -43,7 +45,9 @@ class Boundary(Technique):
         plants: documents that the first account sends before every question. Every second is, with
             its answer, as long as the limit, so that its pages are those that a question just
             above it is given, at the same places; shorter, it would leave a gap that was never
-            written, of which answers are noise. It is sent twice, the first time to be measured.
+            written, of which answers are noise. It is one secret again and again, so that an
+            answer that goes on from any of its places says it; a shorter one is sent before, to
+            measure it.
         repeats: how often each length of each limit is asked.
     """
 
@@ -122,7 +126,9 @@ class Boundary(Technique):
         self, notes: Notes, ruler: Ruler, limit: Limit, limits: list[Limit], stated: list[int]
     ) -> None:
         """The questions around one limit, each after new documents."""
-        full = limit.longest(ruler, self._answer_tokens)
+        # What is advertised may be more than what is served.
+        served = [one for one in limits if one.below is not None and not one.is_silent]
+        full = min(one.longest(ruler, self._answer_tokens) for one in [limit, *served])
         sizes = [(full, True), (limits[0].tokens // 2, False)] * self._plants
         longest = ruler.words(self._length_max)
         lengths = limit.near(ruler, self._answer_tokens) * self._repeats
@@ -142,36 +148,47 @@ class Boundary(Technique):
         notes.skipped(plantings[0], 1)
         return False
 
-    async def _plant_one(self, notes: Notes, ruler: Ruler, tokens: int, is_exact: bool) -> Outcome:
+    async def _plant_one(self, notes: Notes, ruler: Ruler, tokens: int, is_full: bool) -> Outcome:
         tokens = min(tokens, self._length_max // 2)
-        words = int(tokens / self._document_rate) - (_OVER if is_exact else 0)
-        document = _document(notes.mint, max(16, words))
-        if not is_exact:
-            outcome = await notes.plant(document, self._answer_tokens)
-            self._learn_rate(outcome, len(document.text.split()))
-            return outcome
-        # Secrets have as many tokens as they happen to have: what they leave is filled up.
-        outcome = await self._send(notes, document)
-        counted = self._learn_rate(outcome, len(document.text.split()))
-        missing = int((tokens - counted) / ruler.rate) - _SPARE if counted else 0
-        document = _lengthened(notes.mint, document, missing)
-        return await notes.plant_by(document.canaries, self._send(notes, document))
+        if is_full:
+            return await self._plant_full(notes, ruler, tokens)
+        document = notes.mint.document(
+            max(16, int(tokens / self._document_rate)), 3 if tokens > 500 else 1
+        )
+        outcome = await notes.plant(document, self._answer_tokens)
+        counted, words = _counted(outcome), len(document.text.split())
+        # Above a limit a count may be anything.
+        if counted and 0.5 <= counted / words <= 2 * self._document_rate:
+            self._document_rate = counted / words
+        return outcome
 
-    async def _send(self, notes: Notes, document: Document) -> Outcome:
-        """Not with the usual question for a secret, of which answers are short: this one's is to
-        fill the places up to where a question above the limit ends."""
-        prompt = f"{document.text}\n{QUESTIONS['continue']}"
+    async def _plant_full(self, notes: Notes, ruler: Ruler, tokens: int) -> Outcome:
+        """A prompt of so many tokens, of which the answer fills the places up to where a question
+        above the limit ends."""
+        secret = notes.mint.canary()
+        sentence = secret.sentence()
+        each = _DENSITY_MAX * ruler.rate * len(sentence.split())
+        overhead = ruler.middle(1)
+        count = max(1, int((tokens - overhead) / each))
+        counted = _counted(await self._send(notes, "", sentence, count))
+        if counted and overhead < counted <= overhead + each * count:
+            each = (counted - overhead) / count
+        room = tokens - _SPARE - overhead
+        count = max(1, int(room / each))
+        filler = notes.mint.filler(max(0, int((room - count * each) / ruler.rate)))
+        return await notes.plant_by((secret,), self._send(notes, filler, sentence, count))
+
+    async def _send(self, notes: Notes, filler: str, sentence: str, count: int) -> Outcome:
+        """It begins and ends as the prompts of the ruler do, so that its length is known. It is to
+        be gone on with: asked to repeat it, a small model is done with one sentence or one line,
+        so that a line has many."""
+        # The last line is whole: it is the one that small models say again.
+        first, rest = [sentence] * (count % _SENTENCES), [sentence] * _SENTENCES
+        lines = [" ".join(one) for one in [first, *[rest] * (count // _SENTENCES)]]
+        text = "\n".join([filler, *lines, "", QUESTIONS["continue"]])
+        prompt = f"Report {notes.mint.number()}. {text}"
         asked = Ask(prompt=prompt, answer_tokens=self._answer_tokens)
         return await notes.endpoint.ask(notes.endpoint.accounts[0], asked)
-
-    def _learn_rate(self, outcome: Outcome, words: int) -> int:
-        """Tokens that a word of a document has, with its secrets. Returns those of the prompt; a
-        count that cannot be is not believed, and 0: above a limit it may be anything."""
-        counted = outcome.whole.prompt_tokens if isinstance(outcome, Answer) else None
-        if counted is None or not 0.5 <= counted / words <= 2 * self._document_rate:
-            return 0
-        self._document_rate = counted / words
-        return counted
 
     async def _ask(self, notes: Notes, ruler: Ruler, words: int, stated: list[int]) -> Outcome:
         """One trial, judged by what is known of its length."""
@@ -179,7 +196,7 @@ class Boundary(Technique):
         outcome = await notes.look(
             Ask(prompt=ruler.prompt(words), answer_tokens=self._answer_tokens)
         )
-        notes.points.append(point(counted[len(counted) // 2], outcome))
+        notes.points.append(point(ruler.middle(words), outcome))
         notes.findings += structural(
             self.name,
             outcome,
@@ -197,14 +214,6 @@ def _is_down(outcome: Outcome) -> bool:
     return isinstance(outcome, Inconclusive) and outcome.sent and is_failure
 
 
-def _document(mint: Mint, words: int) -> Document:
-    """Of so many words, as its pages are to lie where those of a question will; more where they
-    are too few for its secrets. Minutes end with a secret, so what is missing stands before."""
-    document = mint.document(max(1, words - _OVER), 3 if words > 300 else 1)
-    return _lengthened(mint, document, words - len(document.text.split()))
-
-
-def _lengthened(mint: Mint, document: Document, missing: int) -> Document:
-    if missing <= 0:
-        return document
-    return msgspec.structs.replace(document, text=f"{mint.filler(missing)}\n{document.text}")
+def _counted(outcome: Outcome) -> int:
+    """Tokens of its prompt, as the endpoint counted them; 0 where it did not."""
+    return (outcome.whole.prompt_tokens or 0) if isinstance(outcome, Answer) else 0

@@ -37,17 +37,18 @@ class Limit:
     def longest(self, ruler: Ruler, answer_tokens: int) -> int:
         """Tokens of the longest prompt that is answered within it, as far as is known."""
         if self.below is not None:
-            known = ruler.tokens(self.below)
-            return known[len(known) // 2]
+            return ruler.middle(self.below)
         return self.tokens - answer_tokens - len(ruler.tokens(ruler.base_words))
 
     def near(self, ruler: Ruler, answer_tokens: int) -> list[int]:
         """Lengths to ask, in words of the ruler: below, just above or at, above, far above."""
         slack = len(ruler.tokens(ruler.base_words))
         if self.below is not None and self.above is not None:
-            step = max(1, ruler.words(self.tokens + slack) - ruler.words(self.tokens))
+            more = answer_tokens // 2 if self.is_silent else slack
+            step = max(1, ruler.words(self.tokens + more) - ruler.words(self.tokens))
             above = [self.above, self.above + step]
-            # What is read there depends on where pages end: a few lengths more are worth it.
+            # What is read there depends on where pages end, and on what was written before, which
+            # ends with its answer: a few lengths more, up to there, are worth it.
             above += [self.above + step * k // 4 for k in (1, 2, 3)] if self.is_silent else []
             return [self.below, *above, round(_FAR * self.above)]
         lengths = [

@@ -81,12 +81,16 @@ class Ruler:
 
     def tokens(self, words: int) -> range:
         """How many tokens `prompt` has with so many words."""
-        middle = round(self._overhead + self._per_word * words)
+        middle = self.middle(words)
         # Exact after whole repeats. Within one, words of unlike length make a bridge; taking half
         # of the mean as the deviation of a word, it leaves three times that times the root of the
         # words with probability 2 exp(-18).
         slack = _SLACK + math.ceil(1.5 * self._per_word * math.sqrt(self.base_words))
         return range(max(1, middle - slack), middle + slack + 1)
+
+    def middle(self, words: int) -> int:
+        """The likeliest of `tokens`."""
+        return round(self._overhead + self._per_word * words)
 
     def words(self, tokens: int) -> int:
         """With how many words `prompt` has about so many tokens; at least one."""
