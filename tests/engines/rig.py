@@ -15,6 +15,7 @@ import socket
 import subprocess
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -143,7 +144,7 @@ class EngineProcess:
         return "\n".join(line[:300] for line in text.splitlines()[-lines:])
 
     def wait_ready(self, timeout_s: float = START_S, path: str = "/v1/models") -> None:
-        """Until ``path`` answers 200.
+        """Until ``path`` answers 200, or 401.
 
         Raises:
             EngineError: it ended, or the time is over.
@@ -170,6 +171,8 @@ class EngineProcess:
     def _answers(self, path: str) -> bool:
         try:
             self.get(path, 2.0)
+        except urllib.error.HTTPError as error:
+            return error.code == http.HTTPStatus.UNAUTHORIZED  # it serves, with keys
         except (OSError, http.client.HTTPException):
             return False
         return True
