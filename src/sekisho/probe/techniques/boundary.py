@@ -170,15 +170,17 @@ class Boundary(Technique):
         each = _DENSITY_MAX * ruler.rate * len(sentence.split())
         overhead = ruler.middle(1)
         count = max(1, int((tokens - overhead) / each))
-        counted = _counted(await self._send(notes, "", sentence, count))
+        counted = _counted(await self._send(notes, ruler, "", sentence, count))
         if counted and overhead < counted <= overhead + each * count:
             each = (counted - overhead) / count
         room = tokens - _SPARE - overhead
         count = max(1, int(room / each))
         filler = notes.mint.filler(max(0, int((room - count * each) / ruler.rate)))
-        return await notes.plant_by((secret,), self._send(notes, filler, sentence, count))
+        return await notes.plant_by((secret,), self._send(notes, ruler, filler, sentence, count))
 
-    async def _send(self, notes: Notes, filler: str, sentence: str, count: int) -> Outcome:
+    async def _send(
+        self, notes: Notes, ruler: Ruler, filler: str, sentence: str, count: int
+    ) -> Outcome:
         """It begins and ends as the prompts of the ruler do, so that its length is known. It is to
         be gone on with: asked to repeat it, a small model is done with one sentence or one line,
         so that a line has many."""
@@ -186,8 +188,7 @@ class Boundary(Technique):
         first, rest = [sentence] * (count % _SENTENCES), [sentence] * _SENTENCES
         lines = [" ".join(one) for one in [first, *[rest] * (count // _SENTENCES)]]
         text = "\n".join([filler, *lines, "", QUESTIONS["continue"]])
-        prompt = f"Report {notes.mint.number()}. {text}"
-        asked = Ask(prompt=prompt, answer_tokens=self._answer_tokens)
+        asked = Ask(prompt=ruler.numbered(text), answer_tokens=self._answer_tokens)
         return await notes.endpoint.ask(notes.endpoint.accounts[0], asked)
 
     async def _ask(self, notes: Notes, ruler: Ruler, words: int, stated: list[int]) -> Outcome:

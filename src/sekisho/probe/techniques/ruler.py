@@ -77,7 +77,11 @@ class Ruler:
         words = max(1, words - len(ending.split()) + len(QUESTIONS["continue"].split()))
         repeats = -(-words // self.base_words)
         text = " ".join((self._base * repeats)[:words])
-        return f"Report {self._notes.mint.number()}. {text} {ending}"
+        return self.numbered(f"{text} {ending}")
+
+    def numbered(self, text: str) -> str:
+        """It as a prompt that begins as all of these do, with a number of its own."""
+        return f"Report {self._notes.mint.number()}. {text}"
 
     def tokens(self, words: int) -> range:
         """How many tokens `prompt` has with so many words."""
