@@ -203,7 +203,7 @@ def test_an_endpoint_that_was_felled_is_given_time(monkeypatch: pytest.MonkeyPat
     class Felled(Toy):
         """The first documents come while it is down."""
 
-        down = 3
+        down = 6  # each document is sent twice
 
         async def speak(self, request: Request, writer: asyncio.StreamWriter) -> None:
             if request.account == "A" and self.down:

@@ -18,8 +18,8 @@ LENGTH_MAX: Mapping[Size, int] = {"quick": 8_192, "standard": 32_768, "thorough"
 """Tokens of the longest prompt, where nothing else is said; twice the window if that is more."""
 BUDGETS: Mapping[Size, Budget] = {
     "quick": Budget(requests_max=1_000, tokens_max=1_700_000),
-    "standard": Budget(requests_max=2_000, tokens_max=9_000_000),
-    "thorough": Budget(requests_max=10_000, tokens_max=112_000_000),
+    "standard": Budget(requests_max=2_000, tokens_max=11_000_000),
+    "thorough": Budget(requests_max=10_000, tokens_max=135_000_000),
 }
 """Each holds all techniques of its size, with room for what is tried again; a window that needs
 more has to be allowed by a budget that is given."""

@@ -25,7 +25,7 @@ _PLACES = 4
 _MORE_PLACES = 3
 """And around the one that no status shows, of which there is one at most."""
 _SPARE = 6
-"""Tokens by which a full document stays below the limit, as the count of its filler is a guess."""
+"""Tokens by which a document stays below the limit, as the count of its filler is a guess."""
 _SENTENCES = 4
 """Of a line, so that an answer which ends with the first line has all its tokens by then."""
 _DENSITY_MAX = 3.0
@@ -42,12 +42,11 @@ class Boundary(Technique):
     Args:
         window: what is advertised, in tokens; None where only the endpoint says.
         length_max: no prompt above so many tokens, whatever the limits are; documents have half.
-        plants: documents that the first account sends before every question. Every second is, with
-            its answer, as long as the limit, so that its pages are those that a question just
-            above it is given, at the same places; shorter, it would leave a gap that was never
-            written, of which answers are noise. It is one secret again and again, so that an
-            answer that goes on from any of its places says it; a shorter one is sent before, to
-            measure it.
+        plants: documents that the first account sends before every question. Each is, with its
+            answer, as long as the limit, so that its pages are those that a question just above
+            it is given, at the same places; shorter, it would leave a gap that was never written,
+            of which answers are noise. It is one secret again and again, so that an answer that
+            goes on from any of its places says it; a shorter one is sent before, to measure it.
         repeats: how often each length of each limit is asked.
     """
 
@@ -73,7 +72,6 @@ class Boundary(Technique):
         self._bisect_max = bisect_max
         self._answer_tokens = answer_tokens
         self._sensitivity = sensitivity
-        self._document_rate = 0.0
         self._waits = 0
 
     def cost(self) -> Cost:
@@ -84,8 +82,8 @@ class Boundary(Technique):
         asks = (LIMITS_MAX * _PLACES + _MORE_PLACES) * self._repeats
         search = Ruler.REQUESTS_MAX + Limits.requests_max(longest, self._bisect_max)
         plant = Cost(1, longest // 2 + 200 * WORDS_TO_TOKENS, self._answer_tokens)
-        plants = (self._plants + -(-self._plants // 2)) * (asks + 1 + _WAITS_MAX)
-        return ask.times(asks + search) + plant.times(plants) + Cost(1)
+        plants = self._plants * (asks + 1 + _WAITS_MAX) + Limits.plants_max(self._bisect_max)
+        return ask.times(asks + search) + plant.times(2 * plants) + Cost(1)
 
     async def run(self, endpoint: Endpoint, mint: Mint) -> TechniqueResult:
         notes = Notes(self, endpoint, mint)
@@ -95,9 +93,8 @@ class Boundary(Technique):
         ruler = await Ruler.made(notes, self._answer_tokens)
         silent = None
         if ruler is not None:
-            self._document_rate = ruler.rate
             first = min([*stated, 1024])
-            if await self._plant(notes, ruler, [(first // 2, False)] * self._plants):
+            if await self._plant(notes, ruler, first // 2):
                 limits = await self._limits(notes, ruler, stated)
                 silent = next((one for one in limits if one.is_silent), None)
                 for limit in limits:
@@ -120,7 +117,10 @@ class Boundary(Technique):
             length_max=self._length_max,
             bisect_max=self._bisect_max,
         )
-        return await search.find(lambda words: self._ask(notes, ruler, words, stated))
+        return await search.find(
+            lambda words: self._ask(notes, ruler, words, stated),
+            lambda tokens: self._plant_one(notes, ruler, tokens),
+        )
 
     async def _around(
         self, notes: Notes, ruler: Ruler, limit: Limit, limits: list[Limit], stated: list[int]
@@ -129,42 +129,27 @@ class Boundary(Technique):
         # What is advertised may be more than what is served.
         served = [one for one in limits if one.below is not None and not one.is_silent]
         full = min(one.longest(ruler, self._answer_tokens) for one in [limit, *served])
-        sizes = [(full, True), (limits[0].tokens // 2, False)] * self._plants
         longest = ruler.words(self._length_max)
         lengths = limit.near(ruler, self._answer_tokens) * self._repeats
         for words in lengths:
-            if await self._plant(notes, ruler, sizes[: self._plants]):
+            if await self._plant(notes, ruler, full):
                 await self._ask(notes, ruler, min(words, longest), stated)
 
-    async def _plant(self, notes: Notes, ruler: Ruler, sizes: list[tuple[int, bool]]) -> bool:
-        """Documents whose prompts have about so many tokens, or exactly; was one answered?"""
-        plantings = [await self._plant_one(notes, ruler, *size) for size in sizes]
+    async def _plant(self, notes: Notes, ruler: Ruler, tokens: int) -> bool:
+        """Documents whose prompts have so many tokens; was one answered?"""
+        plantings = [await self._plant_one(notes, ruler, tokens) for _ in range(self._plants)]
         if any(isinstance(outcome, Answer) for outcome in plantings):
             return True
         if all(map(_is_down, plantings)) and self._waits < _WAITS_MAX:
             self._waits += 1
             await _wait(_WAIT_S)
-            return await self._plant(notes, ruler, sizes)
+            return await self._plant(notes, ruler, tokens)
         notes.skipped(plantings[0], 1)
         return False
 
-    async def _plant_one(self, notes: Notes, ruler: Ruler, tokens: int, is_full: bool) -> Outcome:
+    async def _plant_one(self, notes: Notes, ruler: Ruler, tokens: int) -> Outcome:
+        """Of which the answer fills the places up to where a question above the limit ends."""
         tokens = min(tokens, self._length_max // 2)
-        if is_full:
-            return await self._plant_full(notes, ruler, tokens)
-        document = notes.mint.document(
-            max(16, int(tokens / self._document_rate)), 3 if tokens > 500 else 1
-        )
-        outcome = await notes.plant(document, self._answer_tokens)
-        counted, words = _counted(outcome), len(document.text.split())
-        # Above a limit a count may be anything.
-        if counted and 0.5 <= counted / words <= 2 * self._document_rate:
-            self._document_rate = counted / words
-        return outcome
-
-    async def _plant_full(self, notes: Notes, ruler: Ruler, tokens: int) -> Outcome:
-        """A prompt of so many tokens, of which the answer fills the places up to where a question
-        above the limit ends."""
         secret = notes.mint.canary()
         sentence = secret.sentence()
         each = _DENSITY_MAX * ruler.rate * len(sentence.split())

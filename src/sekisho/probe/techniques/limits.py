@@ -22,6 +22,8 @@ _RECALL_TRIES = 2
 
 AskWords = Callable[[int], Awaitable[Outcome]]
 """Asks with a prompt of so many words, as a trial."""
+Plant = Callable[[int], Awaitable[object]]
+"""The first account sends a document of about so many tokens."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,14 +94,19 @@ class Limits:
         """Of the whole search."""
         return max(1, length_max.bit_length()) + bisect_max + 2 * _RECALL_TRIES * (bisect_max + 1)
 
-    async def find(self, ask: AskWords) -> list[Limit]:
+    @staticmethod
+    def plants_max(bisect_max: int) -> int:
+        """Documents of the whole search."""
+        return 2 * bisect_max + 1
+
+    async def find(self, ask: AskWords, plant: Plant) -> list[Limit]:
         """Smallest first, at most `LIMITS_MAX`."""
         low, high, told = await self._status(ask)
         limits = [Limit(tokens) for tokens in [*self._stated, *told]]
         if high:
             within = self._ruler.tokens(low)[0] + self._answer_tokens
             limits.append(Limit(within, low, high))
-        silent = await self._silent(low)
+        silent = await self._silent(low, plant)
         if silent is not None:
             limits.append(silent)
         return _distinct(limits)
@@ -134,15 +141,20 @@ class Limits:
                 break
         return low, high, told
 
-    async def _silent(self, high: int) -> Limit | None:
+    async def _silent(self, high: int, plant: Plant) -> Limit | None:
         """Between the shortest prompt and one of ``high`` words, which is answered: is there a
         length from which on an answer does not know its own prompt?
 
-        A model that cannot repeat a number, or not at that length, has none that can be found, or
-        one of its own: what follows is asked there too, and a limit is no finding.
+        What it knows instead may be the other's: before each question that may be above the limit
+        comes a document that is not. A model that cannot repeat a number, or not at that length,
+        has none that can be found, or one of its own: what follows is asked there too, and a limit
+        is no finding.
         """
         low = self._ruler.base_words
-        if high <= low or not await self._recalls(low) or await self._recalls(high) is not False:
+        if high <= low or not await self._recalls(low):
+            return None
+        await plant(self._ruler.middle(low))
+        if await self._recalls(high) is not False:
             return None
         stuck = set[int]()  # without an answer: engines may hold some near a limit for ever
         for _ in range(2 * self._bisect_max):
@@ -152,6 +164,7 @@ class Limits:
             if _is_narrow(start, end):
                 break
             middle = (start + end) // 2
+            await plant(self._ruler.middle(low))
             known = await self._recalls(middle)
             if known is None:
                 stuck.add(middle)
@@ -167,7 +180,8 @@ class Limits:
         no answer; near a limit engines may hold a request for ever."""
         for _ in range(_RECALL_TRIES):
             number = str(self._notes.mint.number())
-            ending = f"The number of the day is {number}. What is the number of the day?"
+            owner = "the access code of the reader"
+            ending = f"{owner.capitalize()} is {number}. What is {owner}?"
             prompt = self._ruler.prompt(words, ending)
             asked = Ask(prompt=prompt, answer_tokens=self._answer_tokens)
             outcome = await self._notes.look(asked)
